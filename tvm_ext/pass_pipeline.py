@@ -29,7 +29,7 @@ from tvm_ext.autotune.choose import TunedTiles, tiles_for_build, why_own_kernel
 from tvm_ext.autotune.store import known_rtask_times
 from tvm_ext.byoc_cutlass.elements import TEMPLATES_SINCE
 from tvm_ext.devices.capabilities import has
-from tvm_ext.devices.device_db import chosen_device, device_for_target, is_bare
+from tvm_ext.devices.device_db import as_compiled, chosen_device, device_for_target, is_bare
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import OptionError
@@ -44,6 +44,7 @@ from tvm_ext.relay_passes.check_values import Bounds, CheckValues
 from tvm_ext.relay_passes.compile_cutlass import CompileCutlass
 from tvm_ext.relay_passes.copy_outputs import CopyConstantOutputs
 from tvm_ext.relay_passes.expand_attention import ExpandAttention
+from tvm_ext.relay_passes.expand_quantised import ExpandQuantised
 from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
 from tvm_ext.relay_passes.fold_calls import FoldCalls
 from tvm_ext.relay_passes.fuse_attention import FuseAttention
@@ -56,6 +57,7 @@ from tvm_ext.relay_passes.layout.fold_depth import FoldDepth
 from tvm_ext.relay_passes.legalize_floats import legalize_operators
 from tvm_ext.relay_passes.legalize_selections import LegalizeSelections
 from tvm_ext.relay_passes.move_padding import MovePadding
+from tvm_ext.relay_passes.narrow_products import NarrowProducts
 from tvm_ext.relay_passes.pack_constants import PackConstants
 from tvm_ext.relay_passes.padding.pad_alignment import PadAlignment
 from tvm_ext.relay_passes.pair_products import PairProducts
@@ -113,6 +115,12 @@ def recurrent_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.tran
     return [RollSteps()] if device.kind == "cpu" and options.enable_rammer is False else []
 
 
+def integer_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
+    """Quantised operators over bytes, as a CPU's instructions want them, behind what makes constants of weights."""
+    own = device.kind == "cpu" and options.enable_roller is not False
+    return [ExpandQuantised(), NarrowProducts(device)] if own else []
+
+
 def layout_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
     """Layouts that Roller's kernels gain by. Nothing for stock TVM's schedules, which are written for NCHW."""
     templates = options.enable_cutlass is True and has(device, TEMPLATES_SINCE)
@@ -125,8 +133,7 @@ def layout_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transfo
         return [last, relax.transform.DeadCodeElimination()]
     if options.layout == "NHWC":
         return []
-    # Before LegalizeOps, while a convolution says what it is; after the clean-up, which merges what was bound twice.
-    # 3-D convolutions become 2-D ones before that, which then have a layout.
+    # While convolutions say what they are; behind the clean-up. 3-D ones become 2-D, which then have a layout.
     return [FoldDepth(device), relax.transform.DeadCodeElimination(), BlockChannels(device, options.layout)]
 
 
@@ -134,8 +141,7 @@ def cutlass_passes(target: tvm.target.Target, device: DeviceSpec, options: Build
     """Products that CUTLASS's templates serve, as calls of compiled kernels; whatever is left is constructed here."""
     if options.enable_cutlass is False:
         return []
-    own = replace(options, enable_cutlass=False)
-    own_time = partial(own_time_us, target=target, device=device, options=own)
+    own_time = partial(own_time_us, target=target, device=device, options=replace(options, enable_cutlass=False))
     backend, mode = CutlassBackend.for_build(device, options), options.enable_persistent_fusion
     return [
         # Where all products are templates': by the model of our own kernels it would pay nowhere.
@@ -149,12 +155,7 @@ def cutlass_passes(target: tvm.target.Target, device: DeviceSpec, options: Build
 
 
 def own_time_us(
-    mod: tvm.IRModule,
-    *,
-    target: tvm.target.Target,
-    device: DeviceSpec,
-    options: BuildOptions,
-    most: int | None = None,
+    mod: tvm.IRModule, *, target: tvm.target.Target, device: DeviceSpec, options: BuildOptions, most: int | None = None
 ) -> float | None:
     """Predicted microseconds of the kernels of ``mod``; None if one has none, or there are more than ``most``."""
     passes = [*operator_passes(target), *fusion_passes(device, options), *kernel_passes(device, options)]
@@ -244,9 +245,8 @@ def kernel_passes(
         *_cpu_construction(device, options, cache, tiles),
         # The choices ask for packed constants: rewrite them at the call sites, once, at compile time.
         PackConstants(),
-        # On one core no kernel starts threads, however it was made.
+        # On one core no kernel starts threads, however it was made. Then a test mode, behind all that changes loops.
         *([SerialiseLoops()] if device.unit_count == 1 else []),
-        # A test mode: behind everything that makes or changes loops.
         *([GuardWorkspaces()] if options.guard_memory else []),
     ]
 
@@ -312,9 +312,10 @@ def operator_pipeline(target: tvm.target.Target, device: DeviceSpec, options: Bu
     """Every pass up to one unscheduled PrimFunc per fused operator, which is what kernels are constructed from."""
     bounds = options.bounds if device.kind == "cpu" else "wrap"
     passes = [
-        # Before anything changes the form in which the importer writes the steps.
+        # Before anything changes the importer's form of the steps.
         *recurrent_passes(device, options),
         *graph_passes(bounds),
+        *integer_passes(device, options),
         *layout_passes(device, options),
         *attention_passes(device, options),
         *cutlass_passes(target, device, options),
@@ -342,7 +343,8 @@ def relax_pipeline(**settings: Any) -> tvm.transform.Pass:
         options = BuildOptions.current(**settings)
         if options.enable_rammer is True:
             raise OptionError("option 'enable_rammer' is for relay.build.", "build by relay.build, or leave it out")
-        plan = plan_build(tvm.target.Target.current() or "llvm", replace(options, enable_rammer=False))
+        code = tvm.target.Target.current()
+        plan = plan_build(code or "llvm", replace(options, enable_rammer=False), code=code)
         with EXCLUSIVE, plan.target:
             return plan.lower(plan.construct(mod))
 
@@ -366,13 +368,18 @@ def plan_build(
     options: BuildOptions,
     cache: KernelCache | None = None,
     tiles: TunedTiles | None = None,
+    code: tvm.target.Target | None = None,
 ) -> BuildPlan:
-    """Resolve ``target``, order the passes, with ``tiles`` or the database's; TargetError for what is not known."""
+    """Resolve ``target``, order the passes, with ``tiles`` or the database's, for machine code of ``code`` where given.
+
+    Raises TargetError for what is not known.
+    """
     if options.device is not None and is_bare(target) and target != "opencl":
         target = options.device  # "cuda" leaves the architecture open, and the device says it
     device, resolved = device_for_target(target)
     if options.device is not None:
         device = chosen_device(options.device, device)
+    device = as_compiled(device, code or resolved)
     if options.guard_memory and device.kind != "cpu":
         raise OptionError(
             f"option 'guard_memory' is for CPUs, and {device.name} is none.", "build for 'llvm', or leave it out"

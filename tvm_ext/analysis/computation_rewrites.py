@@ -48,11 +48,12 @@ def split_divided_axes(computation: Computation) -> Computation:
         divisor = _divisor(computation.value, variable)
         if divisor is None or divisor <= 1 or extent % divisor or extent == divisor:
             continue
-        return split_divided_axes(_split(computation, variable, divisor))
+        return split_divided_axes(split_axis(computation, variable, divisor))
     return computation
 
 
-def _split(computation: Computation, variable: Var, divisor: int) -> Computation:
+def split_axis(computation: Computation, variable: Var, divisor: int) -> Computation:
+    """``computation`` with two axes in the place of ``variable``: the inner one, of ``divisor``, behind the outer."""
     outer = Var(variable.name + "_outer", variable.ty)
     inner = Var(variable.name + "_inner", variable.ty)
 

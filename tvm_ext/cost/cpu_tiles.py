@@ -15,6 +15,7 @@ from tvm_ext.records.tuning import CpuTile
 from tvm_ext.support.arithmetic import ceil_div
 
 from .access_table import Shape, loop_order, vector_use
+from .dot_products import dot_product, lane_axes
 from .perf_model import PerfModel
 
 
@@ -22,11 +23,15 @@ def legal_vector_axes(expr: TensorExpr, device: DeviceSpec) -> list[str | None]:
     """Axes whose neighbours may share a register, or None alone where no axis is contiguous anywhere.
 
     Spatial axes along which the output or an input is contiguous, or a constant can be repacked; where there are none
-    (a sum over everything) the contiguous reduction axes. On a GPU: the axis along which the output is contiguous.
+    (a sum over everything) the contiguous reduction axes. Of what a dot-product instruction serves, those of the
+    weights alone. On a GPU: the axis along which the output is contiguous.
     """
     if device.kind != "cpu":
         last = [axis.name for axis in expr.spatial if expr.output.stride(axis.name) == 1]
         return [last[-1] if last else None]
+    dot = dot_product(expr, device)
+    if dot is not None:
+        return list(lane_axes(expr, dot))
     for axes in (expr.spatial, expr.reduction):
         names = [a.name for a in axes if any(vector_use(access, a.name) == "vector" for access in expr.accesses)]
         if names:

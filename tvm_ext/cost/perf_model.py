@@ -174,7 +174,7 @@ class PerfModel:
         """`tile_counts` where the last tile of an axis is cut to what is left: 83 rows are 5.93 tiles of 14."""
         most: Any = np.maximum if is_columns(shape) else max
         spatial = prod(most(1.0, self.extents[i] / shape[i]) for i in self.spatial)
-        return spatial, prod(most(1.0, self.extents[i] / shape[i]) for i in self.reduction)
+        return spatial, prod(most(1.0, self.extents[i] / shape[i]) for i in self.core.stepped)
 
     # ---- MemPerf and MaxComputePerf ----------------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ from tvm_ext.devices.machine import Machine
 from tvm_ext.records.tuning import CpuTile
 from tvm_ext.support.arithmetic import ceil_div
 
+from .dot_products import dot_product
+
 FOLLOWED_ROWS = 8
 """Rows far apart that a chunk goes over: 128 channels in blocks of 16, the last column of the table."""
 
@@ -74,10 +76,11 @@ def reduction_chunks(tile: CpuTile, expr: TensorExpr, device: DeviceSpec) -> Red
     whole = dict(zip((axis.name for axis in expr.spatial), tile.register, strict=True))
     whole |= {axis.name: axis.extent for axis in expr.reduction}
     first = expr.reduction[0]
-    inner = prod(axis.extent for axis in expr.reduction[1:])
+    stepped = expr.reduction if dot_product(expr, device) is None else expr.reduction[:-1]
+    inner = prod(axis.extent for axis in stepped[1:])
     rows = max((far_rows(access, whole, page) for access in streamed), default=1)
     rows_of_step = max((far_rows(access, {**whole, first.name: 1}, page) for access in streamed), default=1)
-    if first.extent * inner < LEAST_CHUNKS * LEAST_STEPS:
+    if not stepped or first.extent * inner < LEAST_CHUNKS * LEAST_STEPS:
         return None
     followed = FOLLOWED_ROWS // rows_of_step if rows > MOST_ROWS and rows_of_step < rows else None
     held = _steps_held([access for access in affine if access.uses(vector)], whole, first.name, device)

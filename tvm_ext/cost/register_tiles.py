@@ -17,6 +17,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.support.arithmetic import ceil_div
 
 from .access_table import AccessTable, Shape
+from .dot_products import dot_product
 
 PORT_OVERLAP = 6
 """How nearly a core's ports work at once: busy times t1, t2 take (t1**6 + t2**6) ** (1/6) together.
@@ -81,6 +82,10 @@ class RegisterTiles:
         self._total: dict[Shape, float] = {}
         self._steps: dict[Shape, Step] = {}
         self.latency = float(device.fma_latency_cycles or 0) if expr.combiner is not None else 0.0
+        dot = dot_product(expr, device)
+        self.instruction = None if dot is None else dot.instruction
+        # A step takes a whole group of the instruction.
+        self.stepped = self.reduction if dot is None else tuple(i for i in self.reduction if i != dot.axis)
         self._operations = max(1.0, expr.flops_per_point / 2) * self._instructions_per_multiply_add()
         self.contiguous = next((i for i in self.spatial if i != vector and output.moves_by_one(i)), None)
 
@@ -108,7 +113,8 @@ class RegisterTiles:
         )
         operands = [table.elements(units) for table in self.inputs]
         accumulators = prod([units[i] for i in self.spatial])
-        used = accumulators + min(operands, default=0) + max(0, len(operands) - 1) + self._carried(units)
+        width = 1 if self.instruction is None else self.instruction.operand_registers
+        used = accumulators + width * (min(operands, default=0) + max(0, len(operands) - 1)) + self._carried(units)
         loads = [
             count * self.lanes if table.vector_use == "gather" else count
             for count, table in zip(operands, self.inputs, strict=True)
@@ -157,7 +163,7 @@ class RegisterTiles:
 
     def steps(self, shape: Shape) -> int:
         """Steps of the whole reduction."""
-        return prod(ceil_div(self.extents[i], shape[i]) for i in self.reduction)
+        return prod(ceil_div(self.extents[i], shape[i]) for i in self.stepped)
 
     def kinds(self, shape: Shape) -> list[tuple[int, Shape]]:
         """How many register tiles there are of each size."""
@@ -220,7 +226,12 @@ class RegisterTiles:
         return sum(count for count, table in counts if table.vector_use == "broadcast" and count == sums)
 
     def _instructions_per_multiply_add(self) -> float:
-        """1 with fused multiply-add; 2 where the type's peak is half of float32's at as many lanes (int32)."""
+        """1 with fused multiply-add; 2 where the type's peak is half of float32's at as many lanes (int32).
+
+        Of a dot-product instruction those that stand for it, by a group.
+        """
+        if self.instruction is not None:
+            return self.instruction.operations
         peak32, peak = self.device.peak_gflops_of("float32"), self.device.peak_gflops_of(self.expr.output.dtype)
         if not peak32 or not peak:
             return 1.0

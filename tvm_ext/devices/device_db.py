@@ -179,6 +179,18 @@ def cpu_needs(target: Target) -> CpuNeeds:
     return CpuNeeds(machine=machine, features=_checked_features(machine, str(target)))
 
 
+def as_compiled(device: DeviceSpec, target: Target) -> DeviceSpec:
+    """``device`` for code of ``target``, which may lack features of the CPU's: kernels must not ask for those.
+
+    Worked example: a build for ``mcpu=x86-64-v4`` on a CPU that has AVX512_VNNI besides.
+    """
+    if device.kind != "cpu" or set(cpu_needs(_target_of(device)).features) <= set(cpu_needs(target).features):
+        return device
+    options = {str(key): value for key, value in target.attrs.items() if str(key) in ("mtriple", "mcpu", "mattr")}
+    code = {key: str(value) if isinstance(value, str) else tuple(map(str, value)) for key, value in options.items()}
+    return replace(device, target=cpus.llvm_target(code))
+
+
 @lru_cache(maxsize=64)
 def _checked_features(machine: str, target: str) -> tuple[str, ...]:
     """Asking LLVM for one takes half a millisecond, and every build asks for all of them, twice."""

@@ -26,6 +26,7 @@ from tvm_ext._tvm import (
     module_pass,
     relax,
 )
+from tvm_ext.devices.dot_instructions import dot_instruction
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.padding import LAYOUT, LayoutChain, LayoutRecord
 from tvm_ext.records.serialise import from_json, to_json
@@ -38,6 +39,7 @@ from .blocked import (
     convolution,
     depthwise_convolution,
     element_wise,
+    in_groups,
     shape_of,
     to_blocked,
     to_plain,
@@ -49,7 +51,7 @@ from .graph import Operator, read_block, uses
 
 @module_pass(opt_level=0, name="tvm_ext.BlockChannels")
 class BlockChannels:
-    """Rewrite float32 operators of NCHW to NCHW[b]c, b the lanes of a SIMD register, where that pays.
+    """Rewrite operators of NCHW, of float32 or quantised, to NCHW[b]c, b the lanes of a SIMD register, where that pays.
 
     Parameters and results of functions keep their layout. Weights must be constants (`BindParams` comes first) and
     shapes static; everything else is left as it is. The decision is left in module attribute ``tvm_ext.layout``.
@@ -64,11 +66,13 @@ class BlockChannels:
 
     def __init__(self, device: DeviceSpec, layout: Literal["auto", "NCHWc"] = "auto") -> None:
         self.block, self.always = device.teu_lanes, layout == "NCHWc"
+        row = dot_instruction(device, "uint8", "int8", "int32")
+        self.group = 1 if row is None else row.group
         own = [layer.capacity_bytes or 0 for layer in device.layers[1:] if layer.scope != "device"]
         self.cache_bytes = max(own, default=0)
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        mutator = _Rewrite(mod, self.block, self.cache_bytes)
+        mutator = _Rewrite(mod, self.block, self.group, self.cache_bytes)
         chains: list[LayoutChain] = []
         for _, func in mod.functions_items():
             if isinstance(func, relax.Function):
@@ -86,9 +90,9 @@ class BlockChannels:
 class _Rewrite(CallRewriter):
     """Rewrites the planned bindings. A blocked operator's own variable becomes its result transformed back to NCHW."""
 
-    def __init__(self, mod: IRModule, block: int, cache_bytes: int) -> None:
+    def __init__(self, mod: IRModule, block: int, group: int, cache_bytes: int) -> None:
         super().__init__(mod)
-        self.block, self.cache_bytes = block, cache_bytes
+        self.block, self.group, self.cache_bytes = block, group, cache_bytes
         self.operators: dict[Var, Operator] = {}  # by variable: those to rewrite
         self.blocked_variables: set[Var] = set()
         self.blocked: dict[Var, Expr] = {}  # by the original variable: its blocked value, inside one dataflow block
@@ -152,6 +156,10 @@ class _Rewrite(CallRewriter):
         # A transform that some pooling asked for does not concern a convolution, which reads either layout.
         reads_blocks = data in self.blocked and data in self.blocked_variables and not operator.reads_plain
         source = self.blocked[data] if reads_blocks else self.visit_expr(data)
+        if not reads_blocks and str(data.ty.dtype) == "uint8" and int(operator.call.attrs.groups) == 1:
+            # The image itself: a dot-product instruction wants a group of channels beside each other.
+            source = self.builder_.emit(in_groups(self.builder_, source, self.group))
+            weight = in_groups(self.builder_, weight, self.group)
         writes_blocks = operator.variable in self.blocked_variables
         attrs = operator.call.attrs
         compute = convolution(ConvWindow.of(attrs), int(attrs.groups), self.block, blocked_output=writes_blocks)

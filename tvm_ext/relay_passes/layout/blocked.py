@@ -16,6 +16,7 @@ import numpy as np
 
 from tvm_ext._tvm import Attrs, BlockBuilder, Buffer, Constant, Expr, TensorLoad, TeTensor, relax, te, tirx
 from tvm_ext.analysis.computations import Computation, replace_loads
+from tvm_ext.support.arithmetic import ceil_div
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +79,28 @@ def to_blocked(builder: BlockBuilder, value: Expr, block: int) -> Expr:
     return builder.call_te(block_channels, value, primfunc_name_hint=f"to_NCHW{block}c")
 
 
+def in_groups(builder: BlockBuilder, value: Expr, group: int) -> Expr:
+    """NCHW to NCHW[g]c, the last group filled up with zeros; a constant filter bank (OIHW) only gets these."""
+    n, channels, h, w = shape_of(value)
+    outer = ceil_div(channels, group)
+    if isinstance(value, Constant):
+        array = value.value.numpy()
+        return relax.const(np.pad(array, ((0, 0), (0, outer * group - channels), (0, 0), (0, 0))), str(array.dtype))
+
+    def element(x: TeTensor) -> Callable[..., Expr]:
+        def at(n: Expr, co: Expr, y: Expr, w: Expr, ci: Expr) -> Expr:
+            read = x[n, co * group + ci, y, w]
+            inside = co * group + ci < channels
+            return read if channels % group == 0 else tirx.if_then_else(inside, read, tirx.const(0, str(x.dtype)))
+
+        return at
+
+    def group_channels(x: TeTensor) -> TeTensor:
+        return te.compute((n, outer, h, w, group), element(x), name="group_channels")
+
+    return builder.call_te(group_channels, value, primfunc_name_hint=f"to_NCHW{group}c")
+
+
 def to_plain(builder: BlockBuilder, value: Expr) -> Expr:
     """NCHW[b]c to NCHW."""
     n, outer, h, w, block = shape_of(value)
@@ -117,10 +140,11 @@ def _reshaped(builder: BlockBuilder, value: Expr, shape: tuple[int, ...]) -> Exp
 def convolution(
     window: ConvWindow, groups: int, block: int, *, blocked_output: bool
 ) -> Callable[[TeTensor, TeTensor], TeTensor]:
-    """A convolution of data, NCHW or NCHW[b]c, with weights OIHW, to NCHW[b]c or NCHW.
+    """A convolution of data, NCHW or in blocks of any size, with weights OIHW, to NCHW[b]c or NCHW.
 
     The weights are read where they lie: their kernel's constants are packed later whatever their layout. With
-    ``groups``, the input and output channels of a group must be whole blocks wherever the tensor is blocked.
+    ``groups``, the input and output channels of a group must be whole blocks wherever the tensor is blocked. Bytes are
+    added up in int32.
     """
 
     def compute(data: TeTensor, weight: TeTensor) -> TeTensor:
@@ -130,17 +154,21 @@ def convolution(
         height, width = window.outputs(shape[2:4], taps)
         padded = _pad(data, window.pads)
         ky, kx = te.reduce_axis((0, taps[0]), "ky"), te.reduce_axis((0, taps[1]), "kx")
-        co = te.reduce_axis((0, depth // block if is_blocked else depth), "co")
-        ci = te.reduce_axis((0, block), "ci")
+        own = shape[4] if is_blocked else 1
+        co, ci = te.reduce_axis((0, depth // own), "co"), te.reduce_axis((0, own), "ci")
+        wide = str(data.dtype) == "uint8"
+
+        def term(value: Expr, factor: Expr) -> Expr:
+            return value.astype("int32") * factor.astype("int32") if wide else value * factor
 
         def product(n: Expr, f: Expr, group: Expr, y: Expr, x: Expr) -> Expr:
             rows = y * window.strides[0] + ky * window.dilation[0]
             columns = x * window.strides[1] + kx * window.dilation[1]
             if is_blocked:
-                value = padded[n, group * (depth // block) + co, rows, columns, ci]
-                return te.sum(value * weight[f, co * block + ci, ky, kx], axis=[co, ky, kx, ci])
+                value = padded[n, group * (depth // own) + co, rows, columns, ci]
+                return te.sum(term(value, weight[f, co * own + ci, ky, kx]), axis=[co, ky, kx, ci])
             value = padded[n, group * depth + co, rows, columns]
-            return te.sum(value * weight[f, co, ky, kx], axis=[co, ky, kx])
+            return te.sum(term(value, weight[f, co, ky, kx]), axis=[co, ky, kx])
 
         per_group = features // groups
         if not blocked_output:

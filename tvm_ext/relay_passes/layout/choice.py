@@ -39,6 +39,9 @@ registers, and of another step. Measured on a Zen 3 (AVX2): 0 for 56 x 56, where
 for 28 x 28, 1.0 to 2.1 for 14 x 14 and 7 x 7, 1.4 to 1.6 for step 2.
 """
 
+NARROW_PRODUCTS_GAIN = 1.0
+"""Share of its float32 time that a convolution of bytes gains, whose instructions need channels beside each other."""
+
 NARROW_BLOCKS = 2
 """Of the same measurement."""
 
@@ -57,6 +60,8 @@ def gain(operator: Operator) -> float:
     if operator.role == "convolution":
         _, depth, *taps = shape_of(operator.call.args[1])
         flops = 2.0 * points * depth * prod(taps)
+        if str(operator.variable.ty.dtype) != "float32":
+            return NARROW_PRODUCTS_GAIN * flops / FLOPS_PER_ELEMENT
         plain = tuple(taps) == (1, 1) and ConvWindow.of(operator.call.attrs).moves_by_one
         return (PRODUCT_GAIN if plain else WINDOW_GAIN) * flops / FLOPS_PER_ELEMENT
     if operator.role == "depthwise":

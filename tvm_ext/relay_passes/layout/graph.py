@@ -38,12 +38,16 @@ from .depth import DEPTH
 Role = Literal["convolution", "depthwise", "pool", "element-wise", "concat", "reduce", "depth"]
 
 _ELEMENT_WISE = """
-abs add ceil clip cos divide erf exp floor log maximum minimum multiply negative power round rsqrt sigmoid sign sin sqrt
-square subtract tanh nn.gelu nn.gelu_tanh nn.leakyrelu nn.relu nn.relu6 nn.selu nn.silu nn.softplus
+abs add astype ceil clip cos divide erf exp floor log maximum minimum multiply negative power round rsqrt sigmoid sign
+sin sqrt square subtract tanh nn.gelu nn.gelu_tanh nn.leakyrelu nn.relu nn.relu6 nn.selu nn.silu nn.softplus
 """
 ELEMENT_WISE = frozenset(f"relax.{name}" for name in _ELEMENT_WISE.split())
 POOLS = frozenset(("relax.nn.max_pool2d", "relax.nn.avg_pool2d"))
 ADAPTIVE_POOL = "relax.nn.adaptive_avg_pool2d"
+NUMBERS = ("float32", "int32", "uint8", "int8")
+"""Types of tensors that may be blocked: floats, and those of quantised operators."""
+CONVOLVED = (("float32", "float32", "float32"), ("uint8", "int8", "int32"))
+"""Types of a convolution's data, weights and result."""
 REDUCTIONS = frozenset(f"relax.{name}" for name in ("mean", "sum", "max", "min"))
 
 
@@ -121,8 +125,8 @@ def _read(mod: IRModule, variable: Var, call: Call, lanes: int, cache_bytes: flo
 
 
 def is_blockable(value: Expr, lanes: int) -> bool:
-    """Whether ``value`` is a float32 tensor (n, c, h, w) of static shape and whole blocks of channels."""
-    if not _typed(value) or not _is_static(value) or str(value.ty.dtype) != "float32":
+    """Whether ``value`` is a tensor (n, c, h, w) of `NUMBERS`, of static shape and whole blocks of channels."""
+    if not _typed(value) or not _is_static(value) or str(value.ty.dtype) not in NUMBERS:
         return False
     shape = shape_of(value)
     return len(shape) == 4 and shape[1] % lanes == 0 and prod(shape) > 0
@@ -141,7 +145,7 @@ def _is_static(value: Expr) -> bool:
 
 
 def _is_image(value: Expr) -> bool:
-    return _typed(value) and len(shape_of(value)) == 4 and str(value.ty.dtype) == "float32"
+    return _typed(value) and len(shape_of(value)) == 4
 
 
 def _convolution(variable: Var, call: Call, lanes: int, cache_bytes: float) -> Operator | None:
@@ -150,7 +154,10 @@ def _convolution(variable: Var, call: Call, lanes: int, cache_bytes: float) -> O
     layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
     if layouts != ("NCHW", "OIHW", "NCHW") or not isinstance(weight, Constant):
         return None
-    if not (_is_image(data) and _is_image(weight) and _is_image(variable)) or elements(variable) == 0:
+    tensors = (data, weight, variable)
+    if not all(map(_is_image, tensors)) or tuple(str(tensor.ty.dtype) for tensor in tensors) not in CONVOLVED:
+        return None
+    if elements(variable) == 0:
         return None  # one output element per channel is a matrix-vector product: it has kernels of its own
     features, depth = shape_of(weight)[:2]
     groups = int(attrs.groups)
@@ -183,6 +190,8 @@ def _skips_through_memory(call: Call, cache_bytes: float) -> bool:
     data, weight = call.args
     window = ConvWindow.of(call.attrs)
     has_window = prod(shape_of(weight)[2:]) > 1
+    if str(data.ty.dtype) != "float32":
+        return False  # only blocks have groups of channels beside each other
     group_bytes = 4 * prod(shape_of(data)) / int(call.attrs.groups)
     return has_window and not window.moves_by_one and group_bytes > 4 * cache_bytes
 
@@ -214,7 +223,7 @@ def _element_wise(variable: Var, call: Call, lanes: int) -> Operator | None:
     data = tuple(
         tensor for tensor in tensors if shape_of(tensor) == shape_of(variable) and not isinstance(tensor, Constant)
     )
-    if not data or any(str(tensor.ty.dtype) != "float32" or len(shape_of(tensor)) > 4 for tensor in tensors):
+    if not data or any(str(tensor.ty.dtype) not in NUMBERS or len(shape_of(tensor)) > 4 for tensor in tensors):
         return None
     return Operator(variable=variable, call=call, block=lanes, role="element-wise", data=data)
 

@@ -44,6 +44,7 @@ from .graph import (
     with_some_shape,
 )
 from .import_limits import ImportLimits
+from .integer_products import use_integers
 from .limit import check_limits
 from .load import load_onnx
 from .operators.tables import CONVERTERS, REPLACED
@@ -197,6 +198,8 @@ def clean_graph(graph: OnnxGraph) -> OnnxGraph:
     # First, so that every later step sees weights and axes as constants, however the exporter wrote them.
     graph = settle_reshapes(fold_constants(graph))
     refuse_training(graph)
+    # Before anything makes floats of quantised weights.
+    graph = use_integers(graph)
     graph = decompose_operators(graph)
     # Before the batch-norm steps: a Dropout or Identity between two operators hides that one feeds the other.
     graph = drop_identities(graph)

@@ -189,7 +189,7 @@ def chosen_panel(whole: ChainTiming, chosen: PanelTiles) -> tuple[Panel, TileCho
     if len(groups) != len(chosen.tiles):
         raise IllegalRewrite(f"{operator.name}: {len(chosen.tiles)} tiles for {len(groups)} products")
     core = with_unit_count(device, 1)
-    exprs = [canonical_anchor(group, panel.operator, whole.constants)[1] for group in groups]
+    exprs = [canonical_anchor(group, panel.operator, whole.constants, core)[1] for group in groups]
     return panel, {
         tile_workload(expr, core).key: tile.configuration for expr, tile in zip(exprs, chosen.tiles, strict=True)
     }

@@ -95,7 +95,7 @@ class TilePart(KernelPart[CpuTile]):
         return [replace(first, notes=(*self.anchor.construction.notes, *first.notes)), *rest]
 
     def key(self) -> MeasuredWorkload:
-        expr = canonical_anchor(self.group, self.context.operator, self.context.constants)[1]
+        expr = canonical_anchor(self.group, self.context.operator, self.context.constants, self.context.device)[1]
         return tile_workload(expr, self.context.device)
 
     def candidates(self) -> Candidates[CpuTile]:

@@ -20,6 +20,7 @@ from ..roller.construct_mma import construct_mma
 from ..roller.construct_once import construct_once
 from .canonical import canonical_computation
 from .context import KernelContext
+from .dot_form import by_groups
 from .plan_kernels import RowGroup, TileGroup
 
 
@@ -40,19 +41,20 @@ class Anchor:
 
 def construct_anchor(group: TileGroup, context: KernelContext) -> Anchor:
     """The group's anchor on a CPU."""
-    computation, expr = canonical_anchor(group, context.operator, context.constants)
+    computation, expr = canonical_anchor(group, context.operator, context.constants, context.device)
     options = context.options
     made = construct_once(expr, context.device, k=options.candidates, first_epsilon=options.epsilon)
     return Anchor(computation=computation, expr=expr, construction=made)
 
 
 def canonical_anchor(
-    group: TileGroup, operator: OperatorBody, constants: Sequence[Buffer]
+    group: TileGroup, operator: OperatorBody, constants: Sequence[Buffer], device: DeviceSpec
 ) -> tuple[Computation, TensorExpr]:
-    """The group's anchor in canonical form for a CPU, as computation and as expression."""
+    """The group's anchor in canonical form for the CPU ``device``, as computation and as expression."""
     packable = packable_constants(operator, constants)
+    anchor = by_groups(group.anchor, packable, device)
     return canonical_computation(
-        group.anchor, operator.name, constants=packable, epilogue=group.epilogue, params=operator.params
+        anchor, operator.name, constants=packable, epilogue=group.epilogue, params=operator.params
     )
 
 

@@ -79,14 +79,14 @@ def _combined_scale(pen: Pen, left: str, right: str, result: str) -> str:
     return pen.add("Div", pen.add("Mul", wide[0], wide[1]), wide[2])
 
 
-def requantise(pen: Pen, sums: str, scale: str, zero_point: str) -> None:
-    """saturate(round(sums * scale) + zero point), rounded to even, as ONNX Runtime orders it."""
+def requantise(pen: Pen, sums: str, scale: str, zero_point: str, out: str = "") -> None:
+    """saturate(round(sums * scale) + zero point), halves to even, as ONNX Runtime orders it; ``out`` or the node's."""
     code = pen.known_type(zero_point)
     if code not in _BYTES:
         raise pen.refusal(f"gives element type {code}", "quantise to int8 or uint8")
-    rounded = pen.add("Round", pen.add("Mul", pen.cast(sums, FLOAT), scale))
-    moved = pen.add("Add", rounded, pen.cast(zero_point, FLOAT))
-    pen.cast(_clipped(pen, moved, code), code, out=pen.out)
+    real = pen.add("Mul", pen.cast(sums, FLOAT), scale)
+    zero = zero_point if pen.known_shape(zero_point) == () else pen.add("Reshape", zero_point, pen.integers())
+    pen.add("QuantizeLinear", real, pen.constant(1.0, np.float32), zero, out=out or pen.out)
 
 
 def _clipped(pen: Pen, x: str, code: int) -> str:

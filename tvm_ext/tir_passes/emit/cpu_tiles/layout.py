@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tvm_ext._tvm import Buffer, Expr, Stmt, Var, structural_equal, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, Var, structural_equal, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, replace_equal_loads
 from tvm_ext.analysis.live_taps import LiveTaps
+from tvm_ext.analysis.predicates import factors_of
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.cpu_tiles import tile_of
+from tvm_ext.cost.dot_products import DotProduct, dot_product
 from tvm_ext.cost.reduction_chunks import ReductionChunks, reduction_chunks, with_longer_runs
+from tvm_ext.devices.dot_instructions import DotInstruction
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
 from tvm_ext.ir.build_ir import (
@@ -46,7 +49,7 @@ class TileLayout:
     update: Expr  # the anchor's over its axis variables, packed loads addressed through panel and lane
     vector: int
     rows: tuple[int, ...]  # spatial axes other than the vector axis
-    reduction: tuple[int, ...]
+    reduction: tuple[int, ...]  # without the group of a dot-product instruction, which one step takes
     tile: dict[int, int]
     counts: dict[int, int]
     full: dict[int, int]
@@ -58,6 +61,7 @@ class TileLayout:
     round_lanes: bool  # whether a partial register may be computed whole
     chunks: ReductionChunks | None  # of the reduction; None where it stays whole
     live: tuple[LiveTaps, ...]  # whose loops only go over those that meet an element
+    dot: DotStep | None  # a step by an instruction; None where it is plain arithmetic
     ahead: NextPanel | None  # of the weights, to be asked for; None where that is nothing to gain by
     panel: Expr  # variables of the packed addressing: which panel of the vector axis, and which lane in it
     lane: Expr
@@ -90,6 +94,8 @@ class TileLayout:
         start = {p: at[p] * index(self.tile[p]) for p in self.spatial}
         points = {p: start[p] + offset for p, offset in zip(self.rows, offsets, strict=True)}
         points |= dict(zip(self.reduction, ks, strict=False))
+        if self.dot is not None:
+            points[self.dot.axis] = index(0)
         points[self.vector] = start[self.vector] + lane
         return [*bind_at(self.computation, points), (self.panel, at[self.vector]), (self.lane, lane)]
 
@@ -117,18 +123,22 @@ def lay_out(
     counts = {p: ceil_div(computation.extents[p], tile[p]) for p in spatial}
     dtype = accumulator_dtype(dtype_of(computation.target))
     lanes = lanes_of(dtype, device.register_bytes)
-    reduction = tuple(p for p, kind in enumerate(computation.kinds) if kind == "reduce")
+    dot = dot_product(expr, device) if factors_of(computation) is not None else None
+    group = None if dot is None else dot.axis
+    reduction = tuple(p for p, kind in enumerate(computation.kinds) if kind == "reduce" and p != group)
     packed = tuple(
         made
         for item, access in zip(computation.loads(), expr.inputs, strict=True)
-        if (made := pack_input(item, access, computation, names, vector, tile[vector], lanes, device)) is not None
+        if (made := pack_input(item, access, computation, names, vector, tile[vector], lanes, device, group))
+        is not None
     )
     order = tuple(spatial[place] for place in loops.order)
     blocks = dict(zip(spatial, zip(loops.outer, loops.inner, strict=True), strict=True))
     rows = tuple(p for p in spatial if p != vector)
     ahead = None
     if chunks is None and order[0] == vector and blocks[vector][0] == 1:
-        ahead = _next_panel(packed, vector, reduction, prod(counts[p] for p in rows), program, device)
+        own_axes = (vector, *reduction, vector, *(() if group is None else (group,)))
+        ahead = _next_panel(packed, own_axes, prod(counts[p] for p in rows), program, device)
     panel, lane = Var("panel", INDEX_DTYPE), Var("lane", INDEX_DTYPE)
     read = [(item.original, load(item.buffer, item.indices(computation.variables, panel, lane))) for item in packed]
     return TileLayout(
@@ -150,10 +160,30 @@ def lay_out(
         round_lanes=_only_padded_panels(computation, expr, names[vector], packed),
         chunks=chunks,
         live=tuple(taps for taps in live if chunks is None or taps.taps != reduction[0]),
+        dot=None if dot is None else _dot_step(dot, computation, read),
         ahead=ahead,
         panel=panel,
         lane=lane,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DotStep:
+    """A step by ``instruction``: the loads of the first of a group of data, and of weights in their panel.
+
+    ``axis`` is that of the group.
+    """
+
+    instruction: DotInstruction
+    axis: int
+    data: TensorLoad
+    weights: TensorLoad
+
+
+def _dot_step(dot: DotProduct, computation: Computation, packed: Sequence[tuple[TensorLoad, TensorLoad]]) -> DotStep:
+    loads = computation.loads()
+    (weights,) = (made for original, made in packed if structural_equal(original, loads[dot.weights]))
+    return DotStep(instruction=dot.instruction, axis=dot.axis, data=loads[dot.data], weights=weights)
 
 
 def _only_padded_panels(
@@ -189,6 +219,7 @@ class NextPanel:
     panels: int
     steps: tuple[int, ...]
     elements: int
+    dims: int  # of the buffer behind those of the steps: lanes, and groups
 
     def ask(self, panel: Expr, row: Expr, ks: Sequence[Expr]) -> Stmt:
         """The question of step ``ks`` of the tile of rows number ``row``; behind the last panel, for that itself."""
@@ -196,30 +227,33 @@ class NextPanel:
         for k, extent in zip(ks, self.steps, strict=True):
             number = number * index(extent) + k
         following = tirx.min(panel + index(1), index(self.panels - 1))
-        return prefetch(load(self.buffer, [following, *[index(0)] * len(ks), number * index(self.elements)]))
+        inner = [index(0)] * (len(ks) + self.dims - 1)
+        return prefetch(load(self.buffer, [following, *inner, number * index(self.elements)]))
 
 
 def _next_panel(
     packed: Sequence[PackedInput | PhasePack],
-    vector: int,
-    reduction: tuple[int, ...],
+    axes: tuple[int, ...],
     row_tiles: int,
     program: RProgram,
     device: DeviceSpec,
 ) -> NextPanel | None:
-    """What the ``row_tiles`` tiles that use a panel ask for; None where weights are no panels of one constant, where
+    """What the ``row_tiles`` tiles that use a panel ask for; None where weights are no panels of one constant by
+    ``axes``, where
     they hardly count, or where there are so few tiles that a step would have to ask for several lines.
     """
     own = [item for item in packed if isinstance(item, PackedInput) and item.is_constant]
-    if len(own) != 1 or own[0].axes != (vector, *reduction, vector) or own[0].extents[0] < 2:
+    if len(own) != 1 or own[0].axes != axes or own[0].extents[0] < 2:
         return None
     (weights,) = own
     itemsize = itemsize_bytes(dtype_of(weights.buffer))
-    elements = ceil_div(weights.extents[-1], row_tiles)
+    dims = len(axes) - 1 - axes[1:].index(axes[0])
+    elements = ceil_div(prod(weights.extents[-dims:]), row_tiles)
     size_bytes = prod(weights.extents) * itemsize
     memory, first = device.lowest_layer, device.layers[1]
     if size_bytes <= (first.capacity_bytes or 0) or elements * itemsize > memory.transaction_bytes:
         return None
     if size_bytes / Machine(device).rate(memory) < LEAST_GAIN * program.prediction.compute_s:
         return None
-    return NextPanel(buffer=weights.buffer, panels=weights.extents[0], steps=weights.extents[1:-1], elements=elements)
+    steps = weights.extents[1:-dims]
+    return NextPanel(buffer=weights.buffer, panels=weights.extents[0], steps=steps, elements=elements, dims=dims)

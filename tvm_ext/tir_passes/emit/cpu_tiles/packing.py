@@ -43,14 +43,16 @@ from tvm_ext.support.arithmetic import ceil_div
 class PackedInput:
     """One load of the anchor, read from a packed copy with dims (row axes..., panel, reduction axes..., lane).
 
-    ``axes`` is the anchor's axis behind each dim; the vector axis stands for both panel and lane. ``strides`` and
-    ``offset`` address the original, row-major, in elements.
+    ``axes`` is the anchor's axis behind each dim; the vector axis stands for both panel and lane, the dims number
+    ``panel_dim`` and ``lane_dim``. Behind the lane only the group of a dot-product instruction may follow. ``strides``
+    and ``offset`` address the original, row-major, in elements.
     """
 
     original: Buffer
     buffer: Buffer
     axes: tuple[int, ...]
     panel_dim: int
+    lane_dim: int
     extents: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
@@ -63,7 +65,7 @@ class PackedInput:
     def indices(self, variables: Sequence[Var], panel: Expr, lane: Expr) -> list[Expr]:
         """Where in the packed buffer the element of the given axis values is."""
         at = [variables[p] for p in self.axes]
-        at[self.panel_dim], at[-1] = panel, lane
+        at[self.panel_dim], at[self.lane_dim] = panel, lane
         return at
 
     def copy(self, computation: Computation, kind: ForKind) -> Stmt:
@@ -95,8 +97,12 @@ def pack_input(
     width: int,
     lanes: int,
     device: DeviceSpec,
+    group: int | None = None,
 ) -> PackedInput | PhasePack | None:
-    """How ``load`` is packed for panels of ``width`` along axis ``vector``; None where it is read as it lies."""
+    """How ``load`` is packed for panels of ``width`` along axis ``vector``; None where it is read as it lies.
+
+    Of a dot-product instruction's ``group``, an axis of the reduction, the elements lie beside each other in each lane.
+    """
     stride = access.stride(names[vector])
     if stride is None or stride == 0:
         return None
@@ -117,18 +123,20 @@ def pack_input(
         if stride != 1 and points < MIN_REUSE_TO_PACK * copied:
             return None
     rows = [p for p in used if computation.kinds[p] == "spatial" and p != vector]
-    axes = (*rows, vector, *(p for p in used if computation.kinds[p] == "reduce"), vector)
+    steps = [p for p in used if computation.kinds[p] == "reduce" and p != group]
+    axes = (*rows, vector, *steps, vector, *(p for p in used if p == group))
     strides = [access.stride(names[p]) or 0 for p in axes]
     extents = [computation.extents[p] for p in axes]
-    panel_dim = len(rows)
+    panel_dim, lane_dim = len(rows), len(rows) + len(steps) + 1
     strides[panel_dim] *= width
     extents[panel_dim] = panels
-    extents[-1] = ceil_div(width, lanes) * lanes if access.is_constant else width
+    extents[lane_dim] = ceil_div(width, lanes) * lanes if access.is_constant else width
     return PackedInput(
         original=load,
         buffer=new_buffer(extents, dtype_of(load.source), f"{load.source.name}_packed"),
         axes=axes,
         panel_dim=panel_dim,
+        lane_dim=lane_dim,
         extents=tuple(extents),
         strides=tuple(strides),
         offset=access.origin,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tvm_ext._tvm import Buffer, Expr, Stmt
+from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, tirx
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.analysis.tensor_expr import Access
 from tvm_ext.ir.build_ir import (
@@ -24,14 +24,16 @@ from tvm_ext.ir.build_ir import (
     nest,
     new_buffer,
     sequence,
+    store,
     vector_kind,
     vector_loops,
 )
+from tvm_ext.ir.dot_ir import dot
 from tvm_ext.ir.stores import store_element
 from tvm_ext.ir.transpose_registers import transpose_registers
 from tvm_ext.support.arithmetic import ceil_div
 
-from .layout import TileLayout
+from .layout import DotStep, TileLayout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -103,11 +105,28 @@ class RegisterTile:
         def term(offsets: tuple[Expr, ...], _row: Expr, lane: Expr) -> Expr:
             return substitute(layout.update, layout.element(self.at, offsets, lane, ks))
 
-        added = self.sums.accumulate(term, layout.computation.combiner)
+        if layout.dot is None:
+            added = self.sums.accumulate(term, layout.computation.combiner)
+        else:
+            added = self._by_instruction(layout.dot, ks)
         if layout.ahead is None:
             return added
         row = flat([self.at[p] for p in layout.rows], [layout.counts[p] for p in layout.rows])
         return sequence(layout.ahead.ask(self.at[layout.vector], row, ks), added)
+
+    def _by_instruction(self, step: DotStep, ks: tuple[Expr, ...]) -> Stmt:
+        """The registers of sums with a group of products each: vectors throughout, which stock TVM leaves alone."""
+        layout, row = self.layout, step.instruction
+
+        def register(piece: tuple[int, int], offsets: tuple[Expr, ...]) -> Stmt:
+            first, length = piece
+            table = layout.element(self.at, offsets, index(first), ks)
+            data = _along_last(substitute(step.data, table), row.group)
+            weights = _along_last(substitute(step.weights, table), row.group * length)
+            place = [flat(offsets, self.rows), tirx.Ramp(index(first), index(1), length)]
+            return store(self.sums.buffer, dot(row, load(self.sums.buffer, place), data, weights), place)
+
+        return _over_registers(layout, self.rows, layout.pieces(self.width), register)
 
     # --- the epilogue -----------------------------------------------------------------------------------------------
     def stores(self) -> list[Stmt]:
@@ -207,6 +226,12 @@ def _over_registers(
         return loop(rows[i], UNROLLED, layout.row_names[i], lambda v: inner(position + 1, {**offsets, i: v}, piece))
 
     return inner(0, {}, None)
+
+
+def _along_last(element: TensorLoad, count: int) -> TensorLoad:
+    """``count`` elements from ``element`` on, as a vector; they may run across the ends of rows."""
+    *outer, last = element.indices
+    return tirx.BufferLoad(element.source, [*outer, tirx.Ramp(last, tirx.const(1, last.ty.dtype), count)])
 
 
 def choose_tile(layout: TileLayout, tiles: tuple[Expr, ...], body: Callable[[RegisterTile], Stmt]) -> Stmt:

@@ -1,0 +1,132 @@
+"""Models as ONNX Runtime's quantisers write them ("QDQ"), beside ONNX Runtime, to one step of their results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.support.dot_rows import use_models_of_missing_instructions
+from tvm_ext import relay
+
+OPSET = 17
+
+
+class Writer:
+    """Nodes and constants of a model whose input is ``x``."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+
+    def constant(self, value: Any) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        out = f"t{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, inputs, [out], out, **attributes))
+        return out
+
+    def through_bytes(self, x: str, scale: float, zero: Any) -> str:
+        operands = [self.constant(np.float32(scale)), self.constant(zero)]
+        return self.add("DequantizeLinear", self.add("QuantizeLinear", x, *operands), *operands)
+
+    def dequantised(self, codes: Any, scale: Any, axis: int) -> str:
+        operands = [self.constant(scale), self.constant(np.zeros(scale.shape, codes.dtype))]
+        return self.add("DequantizeLinear", self.constant(codes), *operands, axis=axis)
+
+    def model(self, shape: tuple[int, ...], out: str) -> onnx.ModelProto:
+        graph = helper.make_graph(
+            self.nodes,
+            "quantised",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+            [helper.make_tensor_value_info(out, TensorProto.FLOAT, None)],
+            self.constants,
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
+
+
+def run_both(model: onnx.ModelProto, x: Any, **options: Any) -> tuple[Any, Any]:
+    """Our result and ONNX Runtime's, which computes node by node: its own fusion would round otherwise."""
+    settings = onnxruntime.SessionOptions()
+    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), settings)
+    module, params = relay.frontend.from_onnx(model)
+    lib = relay.build(module, "llvm", params=params, **options)
+    ours = relay.GraphModule(lib["default"](relay.tvm.cpu()))
+    ours.run(x=x)
+    return ours.get_output(0).numpy(), session.run(None, {"x": x})[0]
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+@pytest.mark.parametrize("zero", ["lowest", "highest", "middle"])
+@pytest.mark.parametrize(
+    ("channels", "filters", "taps", "stride", "group"),
+    [(3, 16, 3, 2, 1), (16, 32, 3, 1, 1), (32, 16, 1, 1, 1), (24, 40, 1, 1, 1), (5, 7, 3, 1, 1), (16, 16, 3, 1, 16)],
+)
+def test_convolutions(
+    kind: str, zero: str, channels: int, filters: int, taps: int, stride: int, group: int, monkeypatch: Any
+) -> None:
+    """Padding stands for zero points; what is not a multiple of a block or a group is right, too."""
+    use_models_of_missing_instructions(monkeypatch)
+    rng = np.random.default_rng([channels, filters, taps])
+    limits = np.iinfo(kind)
+    point = {"lowest": limits.min, "highest": limits.max, "middle": (limits.min + limits.max) // 2}[zero]
+    first, second = np.array(point, kind), np.array(limits.max // 2, kind)
+    writer = Writer()
+    x = writer.through_bytes("x", 0.02, first)
+    weight = rng.integers(-128, 128, (filters, channels // group, taps, taps)).astype("int8")
+    scale = rng.uniform(0.001, 0.002, filters).astype("float32")
+    bias = rng.integers(-1000, 1000, filters).astype("int32")
+    operands = [writer.dequantised(weight, scale, 0), writer.dequantised(bias, np.float32(0.02) * scale, 0)]
+    pads, strides = [taps // 2] * 4, [stride] * 2
+    y = writer.add("Conv", x, *operands, pads=pads, strides=strides, group=group, kernel_shape=[taps] * 2)
+    step = 0.1
+    y = writer.through_bytes(writer.add("Relu", y) if zero == "lowest" else y, step, second)
+    model = writer.model((1, channels, 9, 11), y)
+    data = rng.uniform(-4, 4, (1, channels, 9, 11)).astype("float32")
+    ours, runtime = run_both(model, data)
+    assert np.abs(ours - runtime).max() <= step * 1.001
+    assert (ours == runtime).mean() > 0.99
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 6, 7, 8, 9, 64])
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+def test_products(depth: int, kind: str, monkeypatch: Any) -> None:
+    use_models_of_missing_instructions(monkeypatch)
+    rng = np.random.default_rng(depth)
+    writer = Writer()
+    x = writer.through_bytes("x", 0.03, np.array(100, kind))
+    weight = rng.integers(-128, 128, (depth, 21)).astype("int8")
+    scale = rng.uniform(0.001, 0.002, 21).astype("float32")
+    y = writer.add("MatMul", x, writer.dequantised(weight, scale, 1))
+    y = writer.through_bytes(
+        writer.add("Add", y, writer.constant(rng.standard_normal(21).astype("float32"))), 0.05, np.array(3, kind)
+    )
+    model = writer.model((6, depth), y)
+    ours, runtime = run_both(model, rng.uniform(-4, 4, (6, depth)).astype("float32"))
+    assert np.abs(ours - runtime).max() <= 0.05 * 1.001
+
+
+def test_a_residual_block_stays_in_bytes(monkeypatch: Any) -> None:
+    """Two convolutions and the sum of a branch: one kernel each, and one for the input."""
+    use_models_of_missing_instructions(monkeypatch)
+    rng = np.random.default_rng(5)
+    writer, zero = Writer(), np.array(0, "uint8")
+    x = writer.through_bytes("x", 0.02, zero)
+    y = x
+    for last in (False, True):
+        weight = rng.integers(-128, 128, (16, 16, 3, 3)).astype("int8")
+        scale = np.full(16, 0.001, "float32")
+        y = writer.add("Conv", y, writer.dequantised(weight, scale, 0), pads=[1] * 4, kernel_shape=[3, 3])
+        y = writer.through_bytes(y if last else writer.add("Relu", y), 0.02, np.array(128 if last else 0, "uint8"))
+    y = writer.through_bytes(writer.add("Relu", writer.add("Add", x, y)), 0.04, zero)
+    model = writer.model((1, 16, 12, 12), y)
+    ours, runtime = run_both(model, rng.uniform(0, 5, (1, 16, 12, 12)).astype("float32"))
+    assert np.abs(ours - runtime).max() <= 0.04 * 1.001

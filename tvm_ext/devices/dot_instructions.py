@@ -1,0 +1,79 @@
+"""Instructions that add several products of narrow numbers to each wide sum of a register: a table with a row for each.
+
+Worked example, vpdpbusd on zmm registers: each of 16 sums of 32 bits gains four products of unsigned by signed bytes,
+so that one instruction does what four multiply-adds of float32 do. Which rows a CPU has, the features of its target
+say, which for the machine at hand are those that the operating system lists.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from tvm_ext._tvm import Target, target_has_feature
+
+from .hal import DeviceSpec
+from .rows.cpus import TargetPairs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DotInstruction:
+    """``group`` products of ``data`` by ``weights`` are added to each of a register's ``sums``.
+
+    ``operations`` are those that the pipes of multiply-adds start for a register of sums; ``operand_registers`` hold
+    one register of an operand as the instruction takes it. A target has it with all of ``features``.
+    """
+
+    name: str
+    data: str
+    weights: str
+    sums: str
+    group: int
+    register_bytes: int
+    features: tuple[str, ...]
+    operations: float = 1.0
+    operand_registers: int = 1
+
+
+def _bytes(name: str, register_bytes: int, *features: str, operations: float, operand_registers: int) -> DotInstruction:
+    return DotInstruction(
+        name=name,
+        data="uint8",
+        weights="int8",
+        sums="int32",
+        group=4,
+        register_bytes=register_bytes,
+        features=features,
+        operations=operations,
+        operand_registers=operand_registers,
+    )
+
+
+VPDPBUSD, VPMADDWD = "vpdpbusd", "vpmaddwd"
+
+DOT_INSTRUCTIONS = (
+    _bytes(VPDPBUSD, 64, "avx512vnni", operations=1, operand_registers=1),
+    _bytes(VPDPBUSD, 32, "avxvnni", operations=1, operand_registers=1),
+    _bytes(VPDPBUSD, 32, "avx512vnni", "avx512vl", operations=1, operand_registers=1),
+    # Bytes at even and at odd places, widened to 16 bits: two multiplications and two additions, which have other
+    # pipes, too. (vpmaddubsw saturates: 255 * 127 * 2 passes 16 bits.)
+    _bytes(VPMADDWD, 64, "avx512bw", operations=3, operand_registers=2),
+    _bytes(VPMADDWD, 32, "avx2", operations=3, operand_registers=2),
+)
+"""The better ones of a type first."""
+
+
+def dot_instruction(device: DeviceSpec, data: str, weights: str, sums: str) -> DotInstruction | None:
+    """The best instruction of ``device`` for these types; None where it has none."""
+    types = (data, weights, sums)
+    for row in DOT_INSTRUCTIONS:
+        fits = (row.data, row.weights, row.sums) == types and row.register_bytes == device.register_bytes
+        if fits and device.kind == "cpu" and _has(device.target, row.features):
+            return row
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _has(pairs: TargetPairs, features: tuple[str, ...]) -> bool:
+    target = Target({key: list(value) if isinstance(value, tuple) else value for key, value in pairs})
+    return all(bool(target_has_feature(name, target)) for name in features)

@@ -1,0 +1,59 @@
+"""Dot-product instructions in TensorIR: vectors of sums, each of which gains a group of products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tvm_ext._tvm import Expr, tirx
+from tvm_ext.devices.dot_instructions import VPDPBUSD, VPMADDWD, DotInstruction
+
+DotWriter = Callable[[DotInstruction, Expr, Expr, Expr], Expr]
+"""(row, sums, data, weights) -> the new sums: vectors of a register, the data's group in every lane."""
+
+
+def dot(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
+    """``sums`` with the products of one group of ``data`` by those of ``weights`` added.
+
+    ``data`` are ``row.group`` elements, ``weights`` as many for each of the sums' lanes, lane by lane.
+    """
+    lanes = row.register_bytes * 8 // 32
+    word = tirx.Broadcast(tirx.reinterpret("int32", data), lanes)
+    return WRITERS[row.name](row, sums, tirx.reinterpret(f"{row.data}x{lanes * row.group}", word), weights)
+
+
+def _vpdpbusd(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
+    name = f"llvm.x86.avx512.vpdpbusd.{row.register_bytes * 8}"
+    return tirx.call_llvm_pure_intrin(_vector("int32", row), name, sums, data, weights)
+
+
+def _vpmaddwd(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
+    """Bytes of 16-bit words: the lower by shifting out the upper, then the upper; pairs of either are added up.
+
+    Every product fits 16 bits by 9, every pair 32 bits: nothing saturates.
+    """
+    name = "llvm.x86.avx512.pmaddw.d.512" if row.register_bytes == 64 else "llvm.x86.avx2.pmadd.wd"
+    unsigned, signed = (tirx.reinterpret(_vector(kind, row), x) for kind, x in (("uint16", data), ("int16", weights)))
+    low = [tirx.bitwise_and(unsigned, _all("uint16", 255, row)), _shifted(_shifted(signed, row, up=True), row)]
+    high = [_shifted(unsigned, row), _shifted(signed, row)]
+    for words, factors in (low, high):
+        words = tirx.reinterpret(_vector("int16", row), words)
+        sums = sums + tirx.call_llvm_pure_intrin(_vector("int32", row), name, words, factors)
+    return sums
+
+
+def _shifted(words: Expr, row: DotInstruction, *, up: bool = False) -> Expr:
+    """Vectors of 16-bit ``words`` moved by a byte, with their sign where they have one."""
+    kind = "uint16" if "uint16" in str(words.ty.dtype) else "int16"
+    return (tirx.shift_left if up else tirx.shift_right)(words, _all(kind, 8, row))
+
+
+def _all(kind: str, value: int, row: DotInstruction) -> Expr:
+    return tirx.Broadcast(tirx.const(value, kind), row.register_bytes // 2)
+
+
+def _vector(kind: str, row: DotInstruction) -> str:
+    """The type of a register of elements of ``kind``."""
+    return f"{kind}x{row.register_bytes * 8 // int(kind.lstrip('uint'))}"
+
+
+WRITERS: Mapping[str, DotWriter] = {VPDPBUSD: _vpdpbusd, VPMADDWD: _vpmaddwd}

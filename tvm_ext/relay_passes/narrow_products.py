@@ -1,0 +1,204 @@
+"""Integer products and convolutions as a CPU's dot-product instructions take them: unsigned bytes by signed ones.
+
+Importers write quantised operators with widened operands, ``(int32(x) - z) w``. The sums are the same, element for
+element, of narrow operands and a correction that the weights' sums are known for:
+
+    sum((x - z) w) = sum(x w) - z sum(w)
+
+Signed data become unsigned by adding 128 to them and to z. Where a window meets padding, which stands for x = z, the
+weights' sum is that of the taps inside. All of it is arithmetic modulo 2**32, as that of int32 is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_ext._tvm import (
+    Call,
+    Constant,
+    Expr,
+    IRModule,
+    PassContext,
+    TeTensor,
+    Var,
+    copy_module,
+    expr_mutator,
+    module_pass,
+    relax,
+    te,
+    tirx,
+)
+from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
+from tvm_ext.devices.dot_instructions import DotInstruction, dot_instruction
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.support.arithmetic import ceil_div
+from tvm_ext.support.arrays import Array
+
+from .rewriting import CallRewriter
+
+_MATMUL, _CONV = "relax.matmul", "relax.nn.conv2d"
+FEW_CHANNELS = 16
+"""Of an image itself: it is copied for the instruction anyway, and padded then."""
+
+_EXACT_FLOATS = 1 << 24
+"""Whole numbers up to here are float32."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Shifted:
+    """Bytes ``x`` less ``zero``: a number, or a tensor of one int32 element."""
+
+    x: Expr
+    zero: int | Expr
+
+
+@module_pass(opt_level=0, name="tvm_ext.NarrowProducts")
+class NarrowProducts:
+    """Rewrite int32 products and convolutions of widened bytes by constants, where ``device`` has an instruction.
+
+    Depthwise convolutions, which have no reduction over channels, are computed in float32 where that is exact.
+    """
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self.row = dot_instruction(device, "uint8", "int8", "int32")
+
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        if self.row is None:
+            return copy_module(mod)
+        # Layouts are decided by who reads what: widened operands that nobody reads go.
+        return relax.transform.DeadCodeElimination()(_Narrowing(mod, self.row).run())
+
+
+@expr_mutator
+class _Narrowing(CallRewriter):
+    def __init__(self, mod: IRModule, row: DotInstruction) -> None:
+        super().__init__(mod)
+        self.row = row
+
+    def rewritten(self, call: Call) -> Expr:
+        name = operator_name(call)
+        if name not in (_MATMUL, _CONV) or dtype_of(call) != "int32" or not isinstance(call.args[1], Constant):
+            return call
+        weights = call.args[1].value.numpy()
+        data = self._shifted(call.args[0])
+        if data is None or None in (static_shape(data.x), static_shape(call)):
+            return call
+        limits = np.iinfo("int8")
+        if weights.dtype != np.int32 or not (limits.min <= weights.min() and weights.max() <= limits.max):
+            return call
+        narrow = self._product if name == _MATMUL else self._convolution
+        return narrow(call, data, weights.astype(np.int8))
+
+    # --- operands ---------------------------------------------------------------------------------------------------
+    def _shifted(self, value: Expr) -> _Shifted | None:
+        made = self._made(value)
+        zero: int | Expr = 0
+        if operator_name(made) == "relax.subtract":
+            value, offset = made.args
+            if dtype_of(offset) != "int32" or static_shape(offset) not in ((), (1,)):
+                return None
+            zero = int(offset.value.numpy().reshape(-1)[0]) if isinstance(offset, Constant) else offset
+            made = self._made(value)
+        if operator_name(made) != "relax.astype" or dtype_of(made) != "int32":
+            return None
+        kind = dtype_of(made.args[0])
+        return _Shifted(x=made.args[0], zero=zero) if kind in ("uint8", "int8") else None
+
+    def _made(self, value: Expr) -> Expr:
+        bound = self.lookup_binding(value) if isinstance(value, Var) else None
+        return value if bound is None else bound
+
+    def _unsigned(self, data: _Shifted) -> _Shifted:
+        """The same numbers from unsigned bytes."""
+        if dtype_of(data.x) == "uint8":
+            return data
+        offset = relax.const(128, "int32")
+        wide = self.builder_.emit(relax.op.add(relax.op.astype(data.x, "int32"), offset))
+        zero = data.zero + 128 if isinstance(data.zero, int) else self.builder_.emit(relax.op.add(data.zero, offset))
+        return _Shifted(x=self.builder_.emit(relax.op.astype(wide, "uint8")), zero=zero)
+
+    def _corrected(self, sums: Expr, zero: int | Expr, weights: Array) -> Expr:
+        """``sums`` less ``zero`` times the sums of the ``weights`` that each has met."""
+        sums = self.builder_.emit(sums)
+        if isinstance(zero, int):
+            correction = (weights.astype(np.int64) * -zero).astype(np.int32)
+            return relax.op.add(sums, relax.const(correction)) if correction.any() else sums
+        return relax.op.subtract(sums, self.builder_.emit(relax.op.multiply(zero, relax.const(weights))))
+
+    # --- products ---------------------------------------------------------------------------------------------------
+    def _product(self, call: Call, data: _Shifted, weights: Array) -> Expr:
+        shape = static_shape(data.x)
+        if weights.ndim != 2 or shape is None or len(shape) < 2:
+            return call
+        data, depth = self._unsigned(data), weights.shape[0]
+        x, whole = data.x, ceil_div(depth, self.row.group) * self.row.group
+        if whole != depth:
+            x = self.builder_.emit(self.builder_.call_te(lambda x: _behind(x, whole), x, primfunc_name_hint="pad"))
+        padded = np.zeros((whole, weights.shape[1]), np.int8)
+        padded[:depth] = weights
+        sums = relax.op.matmul(x, relax.const(padded), out_dtype="int32")
+        return self._corrected(sums, data.zero, weights.sum(axis=0, dtype=np.int32))
+
+    # --- convolutions -----------------------------------------------------------------------------------------------
+    def _convolution(self, call: Call, data: _Shifted, weights: Array) -> Expr:
+        attrs = call.attrs
+        if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCHW", "OIHW", "NCHW"):
+            return call
+        if weights.shape[1] == 1 and int(attrs.groups) > 1:
+            return self._depthwise(call, weights)
+        data, pads = self._unsigned(data), [int(pad) for pad in attrs.padding]
+        if any(pads) and not isinstance(data.zero, int):
+            return call
+        if any(pads) and data.zero and weights.shape[1] < FEW_CHANNELS:
+            width = [0, 0, 0, 0, pads[0], pads[2], pads[1], pads[3]]
+            padded = self.builder_.emit(relax.op.nn.pad(data.x, width, pad_value=data.zero))
+            sums = _again(call, padded, weights, "int32", [0] * 4)
+            return self._corrected(sums, data.zero, weights.sum(axis=(1, 2, 3), dtype=np.int32).reshape(1, -1, 1, 1))
+        sums = _again(call, data.x, weights, "int32", pads)
+        return self._corrected(sums, data.zero, _met(call, weights, pads))
+
+    def _depthwise(self, call: Call, weights: Array) -> Expr:
+        most = int(np.abs(weights.astype(np.int32)).sum(axis=(1, 2, 3)).max()) * 2 * 255
+        if most > _EXACT_FLOATS:
+            return call
+        real = self.builder_.emit(relax.op.astype(call.args[0], "float32"))
+        pads = [int(pad) for pad in call.attrs.padding]
+        sums = self.builder_.emit(_again(call, real, weights.astype(np.float32), "float32", pads))
+        return relax.op.astype(sums, "int32")
+
+
+def _behind(x: TeTensor, whole: int) -> TeTensor:
+    """``x`` with zeros behind its last axis, up to ``whole``."""
+    *outer, depth = x.shape
+
+    def element(*at: Expr) -> Expr:
+        return tirx.if_then_else(at[-1] < depth, x(*at), tirx.const(0, str(x.dtype)))
+
+    return te.compute((*outer, whole), element, name="pad_temp")
+
+
+def _again(call: Call, data: Expr, weights: Array, out_dtype: str, pads: list[int]) -> Expr:
+    """The convolution of ``call`` with other operands."""
+    strides, dilation = ([int(number) for number in own] for own in (call.attrs.strides, call.attrs.dilation))
+    groups = int(call.attrs.groups)
+    return relax.op.nn.conv2d(data, relax.const(weights), strides, pads, dilation, groups, out_dtype=out_dtype)
+
+
+def _met(call: Call, weights: Array, pads: list[int]) -> Array:
+    """The sums of the weights that each output meets inside the data, (1, filters, rows, columns) or broadcast."""
+    shape, attrs = static_shape(call.args[0]), call.attrs
+    assert shape is not None
+    taps: Array = weights.sum(axis=1, dtype=np.int32)
+    if not any(pads):
+        whole: Array = taps.sum(axis=(1, 2)).reshape(1, -1, 1, 1)
+        return whole
+    inside = []
+    for axis in range(2):
+        count = (static_shape(call) or ())[2 + axis]
+        first = np.arange(count) * int(attrs.strides[axis]) - pads[axis]
+        place = first[:, None] + np.arange(taps.shape[1 + axis]) * int(attrs.dilation[axis])
+        inside.append(((place >= 0) & (place < shape[2 + axis])).astype(np.int32))
+    met: Array = np.einsum("fyx,oy,px->fop", taps, *inside)
+    return met[None].astype(np.int32)

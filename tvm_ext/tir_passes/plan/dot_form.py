@@ -1,0 +1,48 @@
+"""Anchors as dot-product instructions want them: the last reduction axis is one group of neighbours."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tvm_ext._tvm import Buffer
+from tvm_ext.analysis.computation_exprs import flat_stride
+from tvm_ext.analysis.computation_rewrites import split_axis
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions
+from tvm_ext.analysis.predicates import factors_of, is_in
+from tvm_ext.devices.dot_instructions import dot_instruction
+from tvm_ext.devices.hal import DeviceSpec
+
+
+def by_groups(computation: Computation, constants: Sequence[Buffer], device: DeviceSpec) -> Computation:
+    """``computation`` with a reduction axis split for the device's instruction; itself where there is nothing to gain.
+
+    Worked example, 64 channels in groups of 4: ``sum(x[i, k] * w[k, j])`` over k becomes a sum over 16 groups of
+    ``x[i, 4 * g + k] * w[4 * g + k, j]``, where k is the innermost axis.
+    """
+    factors = factors_of(computation) if computation.combiner == "sum" else None
+    if factors is None:
+        return computation
+    data, weights = factors if is_in(factors[1].source, constants) else reversed(factors)
+    row = dot_instruction(device, dtype_of(data), dtype_of(weights), dtype_of(computation.target))
+    if row is None or not is_in(weights.source, constants):
+        return computation
+    for place, variable in reversed(list(enumerate(computation.variables))):
+        if computation.kinds[place] != "reduce":
+            continue
+        if flat_stride(data, variable, computation) == 1 and mentions(list(weights.indices), variable):
+            if computation.extent(variable) % row.group:
+                return computation
+            return _with_last(split_axis(computation, variable, row.group), place + 1)
+    return computation
+
+
+def _with_last(computation: Computation, last: int) -> Computation:
+    """``computation`` with its axes in order, but number ``last`` behind all others."""
+    order = [*(place for place in range(len(computation.variables)) if place != last), last]
+    return dataclasses.replace(
+        computation,
+        variables=tuple(computation.variables[place] for place in order),
+        extents=tuple(computation.extents[place] for place in order),
+        kinds=tuple(computation.kinds[place] for place in order),
+    )
