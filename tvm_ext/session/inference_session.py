@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,13 +31,31 @@ TARGETS = {PROVIDER: "llvm", "CPUExecutionProvider": "llvm", "CUDAExecutionProvi
 _ELEMENT_NAMES = {"float32": "float", "float64": "double"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NodeArg:
     """An input or output: ``type`` as ``tensor(float)``; in ``shape`` an open dimension is its name or None."""
 
     name: str
     type: str
     shape: list[int | str | None] | None
+
+    @functools.cached_property
+    def dtype(self) -> np.dtype[Any] | None:
+        """The NumPy type of ``tensor(float)`` and its like; None for strings and what is no tensor."""
+        name = self.type.removeprefix("tensor(").removesuffix(")")  # those of ONNX's own types
+        if name in ("string", self.type):
+            return None
+        dtype: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(name.upper()))
+        return dtype
+
+    def accepts(self, value: Any) -> bool:
+        """Whether ``value`` is an array of this type and shape."""
+        if not isinstance(value, np.ndarray) or value.dtype != self.dtype:
+            return False
+        return self.shape is None or (
+            len(self.shape) == value.ndim
+            and all(not isinstance(n, int) or n == m for n, m in zip(self.shape, value.shape, strict=True))
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,11 +195,12 @@ class InferenceSession:
 
         Raises InputError for an unknown, a missing or an ill-fitting input, and for an unknown output.
         """
-        wanted = self._places(output_names)
+        places = self._places(output_names) if output_names else None
         values = {argument.name: self._checked(argument, input_feed) for argument in self._inputs}
-        self._refuse_unknown(input_feed)
+        if len(values) < len(input_feed):
+            self._refuse_unknown(input_feed)
         results = self._run(values)
-        return [results[place] for place in wanted]
+        return results if places is None else [results[place] for place in places]
 
     def _run(self, values: dict[str, Any]) -> list[Any]:
         if self._variant is not None:
@@ -190,12 +210,12 @@ class InferenceSession:
             values.update(zip(piece.piece.outputs, piece.run(feed), strict=True))
         return [values[argument.name] for argument in self._outputs]
 
-    def _places(self, names: Sequence[str] | None) -> list[int]:
+    def _places(self, names: Sequence[str]) -> list[int]:
         known = [argument.name for argument in self._outputs]
-        unknown = [name for name in names or () if name not in known]
+        unknown = [name for name in names if name not in known]
         if unknown:
             raise InputError(f"there is no output called {unknown[0]!r}.", f"the outputs are: {', '.join(known)}")
-        return [known.index(name) for name in names] if names else list(range(len(known)))
+        return [known.index(name) for name in names]
 
     def _refuse_unknown(self, feed: Mapping[str, Any]) -> None:
         known = [argument.name for argument in self._inputs]
@@ -208,17 +228,11 @@ class InferenceSession:
         if argument.name not in feed:
             raise InputError(f"input {argument.name!r} is missing.", "give every input of get_inputs() a value")
         value = _plain(feed[argument.name])
-        if not argument.type.startswith("tensor(") or argument.type == "tensor(string)":
+        if argument.dtype is None or argument.accepts(value):
             return value
-        array = np.asarray(value)
-        if not isinstance(value, np.ndarray):
-            array = array.astype(_dtype(argument.type))
-        given = f"{'x'.join(map(str, array.shape)) or 'scalar'} {array.dtype}"
-        fits = argument.shape is None or (
-            len(argument.shape) == array.ndim
-            and all(not isinstance(n, int) or n == m for n, m in zip(argument.shape, array.shape, strict=True))
-        )
-        if array.dtype != _dtype(argument.type) or not fits:
+        array = value if isinstance(value, np.ndarray) else np.asarray(value, argument.dtype)
+        if not argument.accepts(array):
+            given = f"{'x'.join(map(str, array.shape)) or 'scalar'} {array.dtype}"
             raise InputError(
                 f"input {argument.name!r} is {argument.type} of shape {argument.shape}, but was given {given}.",
                 "convert or reshape it",
@@ -325,10 +339,3 @@ def _node_arg(value: onnx.ValueInfoProto) -> NodeArg:
 def _argument(spec: TensorSpec) -> NodeArg:
     shape: list[int | str | None] | None = None if spec.shape is None else list(spec.shape)
     return NodeArg(spec.original_name or spec.name, f"tensor({_ELEMENT_NAMES.get(spec.dtype, spec.dtype)})", shape)
-
-
-def _dtype(kind: str) -> np.dtype[Any]:
-    """The NumPy type of ``tensor(float)`` and its like."""
-    name = kind.removeprefix("tensor(").removesuffix(")")  # those of ONNX's own types
-    dtype: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(name.upper()))
-    return dtype

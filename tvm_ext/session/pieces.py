@@ -69,9 +69,7 @@ class CompiledVariant:
         module: GraphModule | None = getattr(self._own, "module", None)
         if module is None:
             module = self._own.module = GraphModule(self.library)
-        for name, value in feed.items():
-            module.set_input(name, value)
-        module.run()
+        module.run(**feed)
         return [_as_array(module.get_output(index)) for index in range(len(self.library.outputs))]
 
 
