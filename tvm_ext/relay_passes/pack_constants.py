@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from tvm_ext._tvm import (
     CALL_TIR,
     Call,
@@ -17,6 +19,7 @@ from tvm_ext._tvm import (
 from tvm_ext.records.choice import CHOICE, ConstantPack, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.arrays import pack
+from tvm_ext.support.shared_constants import shared
 from tvm_ext.support.tensors import array_over, tensor_over
 
 from .merge_operators import retargeted
@@ -41,12 +44,17 @@ class _Repack(CallRewriter):
         self.done: dict[tuple[Expr, ConstantPack], Expr] = {}
 
     def rewritten(self, call: Call) -> Expr:
-        if call.op != CALL_TIR or call.args[0] not in self.choices:
+        if call.op != CALL_TIR:
             return call
-        arguments = list(call.args[1].fields)
-        for how in self.choices[call.args[0]].packs:
-            arguments[how.param_index] = self._packed(arguments[how.param_index], how)
-        return retargeted(call, self._renamed(call.args[0]), arguments)
+        choice = self.choices.get(call.args[0])
+        packs = {} if choice is None else {how.param_index: how for how in choice.packs}
+        arguments = [
+            self._packed(argument, packs[index]) if index in packs else _shared(argument)
+            for index, argument in enumerate(call.args[1].fields)
+        ]
+        if all(map(operator.is_, arguments, call.args[1].fields)):
+            return call
+        return retargeted(call, self._renamed(call.args[0]) if packs else call.args[0], arguments)
 
     def _renamed(self, old: GlobalVar) -> GlobalVar:
         """The kernel under a new name: its parameters changed, and a GlobalVar's type cannot."""
@@ -59,8 +67,16 @@ class _Repack(CallRewriter):
         assert isinstance(constant, Constant), "only parameters that are constants at every call are packed"
         key = (constant.value, how)
         if key not in self.done:
-            self.done[key] = relax.const(tensor_over(pack(array_over(constant.value), how)))
+            self.done[key] = relax.const(shared(tensor_over(pack(array_over(constant.value), how))))
         return self.done[key]
+
+
+def _shared(argument: Expr) -> Expr:
+    """``argument``; a constant that another build has, too, as that build's."""
+    if not isinstance(argument, Constant):
+        return argument
+    known = shared(argument.value)
+    return argument if known.same_as(argument.value) else relax.const(known)
 
 
 @module_pass(opt_level=0, name="tvm_ext.PackConstants")

@@ -19,6 +19,7 @@ from tvm_ext.relay_passes.onnx.bind_inputs import declared_dims
 from tvm_ext.relay_passes.onnx.load import load_onnx
 from tvm_ext.runtime.graph_module import TensorSpec
 from tvm_ext.runtime.library import Library
+from tvm_ext.support.shared_constants import ConstantStore, sharing
 
 from .io_binding import IOBinding
 from .partition import Piece, partition
@@ -130,6 +131,7 @@ class InferenceSession:
         self._target = _target_of(providers)
         self._falls_back = enable_fallback
         self._meta = ModelMetadata()
+        self._constants = ConstantStore()
         if isinstance(path_or_bytes, str | os.PathLike) and Path(path_or_bytes).suffix == ".so":
             self._open_library(relay.load(Path(path_or_bytes)))
         else:
@@ -177,7 +179,8 @@ class InferenceSession:
         options = getattr(self._options, "build", None) or BuildOptions.current()
         threads = int(self._options.intra_op_num_threads)
         options = options.updated(num_threads=threads) if threads else options
-        return relay.build(mod, self._target, params=params, options=options)
+        with sharing(self._constants):
+            return relay.build(mod, self._target, params=params, options=options)
 
     def _static_shape(self, argument: NodeArg) -> tuple[int, ...] | None:
         overrides = getattr(self._options, "free_dimension_overrides", {})

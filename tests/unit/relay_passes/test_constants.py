@@ -11,12 +11,14 @@ from tvm import relax
 from tests.support.quick_target import UNOPTIMISED
 from tests.support.small_modules import module_of
 from tests.unit.kernels import cpu
-from tvm_ext._tvm import Constant
+from tvm_ext import relay
+from tvm_ext._tvm import Constant, tensor
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CONSTANT_PARAMS, ConstantPack
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants, tir_calls
 from tvm_ext.relay_passes.pack_constants import PackConstants
 from tvm_ext.support.arrays import pack
+from tvm_ext.support.shared_constants import ConstantStore, sharing
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 
 
@@ -55,6 +57,19 @@ def test_packing_rewrites_every_call_and_keeps_the_result(rng):
     machine = relax.VirtualMachine(tvm.compile(packed, UNOPTIMISED), tvm.cpu())
     actual = machine["main"](x, np.zeros((32, 32), "f4")).numpy()
     assert np.linalg.norm(actual - expected) / np.linalg.norm(expected) < 1e-6
+
+
+def test_builds_that_share_keep_each_constant_once() -> None:
+    store, kept = ConstantStore(), []
+    for _ in range(2):
+        mod = two_layers(second_weight_is_constant=True, rng=np.random.default_rng(5))
+        with sharing(store):
+            library = relay.build(mod, "llvm", options=BuildOptions(kernel_cache="off"))
+        kept.append((len(store), relay.GraphModule(library)))
+    assert kept[0][0] == kept[1][0] > 0
+    alone = ConstantStore()
+    assert alone.shared(small := tensor(np.zeros(3, "float32"))).same_as(small)
+    assert len(alone) == 0
 
 
 @given(

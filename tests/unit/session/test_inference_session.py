@@ -171,6 +171,25 @@ def test_a_shape_that_cannot_be_compiled_runs_in_onnx_runtime() -> None:
         session.run(None, {"x": np.array([2, 1], "float32")})
 
 
+def test_variants_share_their_constants() -> None:
+    """A table that is gathered from is the same for each; weights are where they are packed alike."""
+    weight, table = (DRAW.standard_normal((64, 64)).astype("float32") for _ in range(2))
+    nodes = [
+        helper.make_node("Cast", ["x"], ["places"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "places"], ["rows"]),
+        helper.make_node("MatMul", ["rows", "weight"], ["y"]),
+    ]
+    constants = [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(table, "table")]
+    session = InferenceSession(
+        _model(nodes, shape=("batch",), constants=constants), SessionOptions(build=BuildOptions(device="cpu-zen3"))
+    )
+    for rows in (16, 32):
+        places = np.arange(rows, dtype="float32")
+        np.testing.assert_allclose(session.run(None, {"x": places})[0], table[:rows] @ weight, rtol=1e-4, atol=1e-4)
+    assert len(session.report.pieces[0].builds) == 2
+    assert len(session._constants) < 4
+
+
 @pytest.mark.parametrize("falls_back", [True, False])
 def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch, falls_back: bool) -> None:
     monkeypatch.setattr(pieces, "MOST_VARIANTS", 2)

@@ -1,0 +1,88 @@
+"""Networks exported with open axes, run by `tvm_ext.InferenceSession` at several sizes beside ONNX Runtime.
+
+    python -m tests.support.exported_models.open_axes
+    python -m tests.support.exported_models.open_axes bert resnet18 --output open.json
+
+The batch is open, and of token sequences the length; each network is drawn, exported and run in a process of its own.
+Exits with 1 where one failed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from tvm_ext.support.files import write_atomically
+
+from ..commands import Output, console
+from . import networks
+from .check import compare
+from .runs import attempt
+
+SIZES = ((1, 24), (2, 24), (3, 17), (1, 40), (4, 9))
+"""(Batch, length of token sequences) of the runs, in turn."""
+
+TOKENS = ("input_ids", "attention_mask")
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NETWORK...", help="All of them if left out.")] = None,
+    limit_s: Annotated[float, typer.Option(min=1.0, help="Seconds for one network.")] = 600.0,
+    output: Output = None,
+) -> None:
+    """Export networks with open axes and compare sessions of ours with ONNX Runtime's at several sizes."""
+    networks.require_packages()
+    results = []
+    for name in names or networks.NETWORKS:
+        with tempfile.TemporaryDirectory() as folder:
+            module, answer = f"{__package__}.open_axes", Path(folder) / "answer.json"
+            outcome, problem = attempt([f"{__package__}.open_axes_export", name, f"{folder}/model.onnx"], limit_s)
+            if outcome == "passed":
+                outcome, problem = attempt([module, "--answer", str(answer), f"{folder}/model.onnx"], limit_s)
+            result = json.loads(answer.read_text()) if answer.exists() else {}
+        results.append({"network": name, "outcome": outcome, "problem": problem, **result})
+        console.print(results[-1], markup=False, highlight=False)
+        if output is not None:
+            write_atomically(output, (json.dumps(results, indent=1) + "\n").encode())
+    raise typer.Exit(0 if all(result["outcome"] == "passed" for result in results) else 1)
+
+
+def check(path: Path) -> dict[str, Any]:
+    """What became of the model in ``path``: "passed" or "wrong", at which sizes, what ran it, and how long all took."""
+    import onnxruntime
+
+    from tvm_ext import InferenceSession
+
+    start = time.perf_counter()
+    session = InferenceSession(path)
+    peer = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    problems = []
+    for index, _ in enumerate(SIZES):
+        with np.load(path.with_name(f"inputs{index}.npz")) as stored:
+            values: Mapping[str, Any] = {item.name: stored[item.name] for item in session.get_inputs()}
+        problem = compare(session.run(None, values), peer.run(None, dict(values)))
+        problems += [f"{SIZES[index]}: {problem}"] if problem else []
+    return {
+        "outcome": "wrong" if problems else "passed",
+        "problem": "; ".join(problems),
+        "session": str(session.report),
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--answer"]:
+        write_atomically(sys.argv[2], json.dumps(check(Path(sys.argv[3]))).encode())
+    else:
+        app()
