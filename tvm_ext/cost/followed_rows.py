@@ -23,7 +23,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.tuning import CpuTile
 from tvm_ext.support.arithmetic import ceil_div
 
-from .reduction_chunks import MOST_ROWS, far_rows, reduction_chunks
+from .reduction_chunks import MOST_ROWS, far_rows, is_asked_for, reduction_chunks
 
 UNFOLLOWED_COST = 2
 """Times as long that a row's bytes take where it is not followed."""
@@ -41,7 +41,9 @@ def is_followed(access: Access, tile: CpuTile, expr: TensorExpr, device: DeviceS
     page, line = device.page_bytes, device.layers[1].transaction_bytes
     if page is None or any(index is None for index in access.indices) or access.is_constant:
         return True
-    if access is not expr.output and reduction_chunks(tile, expr, device) is not None:
+    if access is not expr.output and (
+        is_asked_for(access, tile, expr, device) or reduction_chunks(tile, expr, device) is not None
+    ):
         return True
     sizes = _between_visits(access, tile, expr, page)
     return far_rows(access, sizes, page) <= MOST_ROWS or _run_bytes(access, sizes) >= LINES_TOGETHER * line

@@ -160,10 +160,16 @@ def allocate(buffer: Buffer) -> Stmt:
     return tirx.AllocBuffer(buffer, {})
 
 
-def prefetch(element: Expr) -> Stmt:
-    """Ask for the line that ``element``, a load, reads to come to the core's second cache, and do not wait for it."""
-    how = [tirx.const(number, "int32") for number in (0, 2, 1)]  # to be read; the second cache; data
-    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch.p0", tirx.address_of(element), *how))
+def prefetch(element: Expr, offset_bytes: int = 0, cache: int = 2) -> Stmt:
+    """Ask for the line ``offset_bytes`` behind what ``element``, a load, reads, and do not wait for it.
+
+    It comes to the core's first or second ``cache``.
+    """
+    address = tirx.address_of(element)
+    if offset_bytes:
+        address = tirx.handle_add_byte_offset(address, index(offset_bytes))
+    how = [tirx.const(number, "int32") for number in (0, 4 - cache, 1)]  # to be read; how near; data
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch.p0", address, *how))
 
 
 def sequence(*statements: Stmt) -> Stmt:

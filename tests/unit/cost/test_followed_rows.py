@@ -77,14 +77,18 @@ def test_rows_within_a_page_and_constants_are_followed() -> None:
 
 
 def test_the_whole_reduction_of_an_input_is_between_two_visits() -> None:
-    """40 channels, each a page away, of which a tile reads 16 columns; in 32 channels they are followed."""
+    """40 channels, each a page away, of which a tile reads 8 columns; in 32 channels they are followed.
+
+    Where it reads 16, a line, the tile before has asked for them.
+    """
     for channels, followed in ((40, False), (32, True)):
         expr = replace(
             EXPR,
             axes=(*EXPR.axes[:2], Axis(name="c", extent=channels, kind="reduce")),
             inputs=(access("in", (channels, 112 * COLUMNS), "c", "x"),),
         )
-        assert is_followed(expr.inputs[0], tile(8, 16, (0, 1)), expr, DEVICE) is followed
+        assert is_followed(expr.inputs[0], tile(16, 8, (0, 1)), expr, DEVICE) is followed
+        assert is_followed(expr.inputs[0], tile(16, 16, (0, 1)), expr, DEVICE)
 
 
 def test_what_is_not_followed_takes_longer_beyond_the_own_caches_alone() -> None:

@@ -9,10 +9,11 @@ import pytest
 from tests.support.tensor_exprs import matmul
 from tvm_ext.analysis.tensor_expr import Access, Axis, LinearIndex, TensorExpr
 from tvm_ext.cost.reduction_chunks import (
-    FOLLOWED_ROWS,
+    LEAST_STEPS,
     RUN_BYTES,
     ReductionChunks,
     far_rows,
+    is_asked_for,
     reduction_chunks,
     with_longer_runs,
 )
@@ -64,24 +65,46 @@ def _tile(expr: TensorExpr, rows: int = 8) -> CpuTile:
     )
 
 
+def _less_than_lines(channels: int) -> tuple[TensorExpr, CpuTile]:
+    """Columns of a product whose rows lie a page apart, 8 of them a tile: half a line."""
+    expr = matmul(1024, 256, channels, constant=True)
+    a, b = expr.inputs
+    turned = replace(a, shape=a.shape[::-1], indices=a.indices[::-1])
+    tile = CpuTile(vector=1, register=(8, 32), inner=(1, 1), outer=(1, 1), order=(1, 0))
+    return replace(expr, inputs=(turned, b)), tile
+
+
 def test_a_chunk_goes_over_as_many_rows_as_are_followed() -> None:
+    expr, tile = _less_than_lines(1024)
+    assert far_rows(expr.inputs[0], {"i": 8, "k": 1024}, PAGE) == 1024
+    assert reduction_chunks(tile, expr, DEVICE) == ReductionChunks(extent=1024, steps=LEAST_STEPS)
+
+
+def test_rows_that_go_on_by_whole_lines_are_asked_for() -> None:
     expr = _pointwise(1024, 1024, 256)
     assert far_rows(expr.inputs[0], {"p": 8, "co": 64, "ci": 16}, PAGE) == 64
-    assert reduction_chunks(_tile(expr), expr, DEVICE) == ReductionChunks(extent=64, steps=FOLLOWED_ROWS)
+    assert is_asked_for(expr.inputs[0], _tile(expr), expr, DEVICE)
+    assert reduction_chunks(_tile(expr), expr, DEVICE) is None
+    assert not is_asked_for(expr.inputs[1], _tile(expr), expr, DEVICE)
 
 
 @pytest.mark.parametrize(
     "expr",
-    [_pointwise(512, 1024, 256), _pointwise(2048, 16, 256)],
-    ids=["32 rows are followed", "rows of 1 KiB are near"],
+    [_pointwise(32, 16, 256), _pointwise(1024, 8, 256)],
+    ids=["the first cache holds all", "one tile of rows"],
 )
-def test_a_reduction_stays_whole(expr: TensorExpr) -> None:
-    assert reduction_chunks(_tile(expr), expr, DEVICE) is None
+def test_what_is_not_asked_for(expr: TensorExpr) -> None:
+    assert not is_asked_for(expr.inputs[0], _tile(expr), expr, DEVICE)
+
+
+def test_a_reduction_over_rows_that_are_followed_stays_whole() -> None:
+    expr, tile = _less_than_lines(32)
+    assert reduction_chunks(tile, expr, DEVICE) is None
 
 
 def test_an_unknown_page_leaves_reductions_whole() -> None:
-    expr = _pointwise(1024, 1024, 256)
-    assert reduction_chunks(_tile(expr), expr, replace(DEVICE, page_bytes=None)) is None
+    expr, tile = _less_than_lines(1024)
+    assert reduction_chunks(tile, expr, replace(DEVICE, page_bytes=None)) is None
 
 
 def test_runs_are_as_long_as_their_sums_may_be() -> None:

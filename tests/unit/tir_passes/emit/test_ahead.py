@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.kernels import constructed, legalised, relative_error, run
-from tvm_ext._tvm import Analyzer, Call, TensorLoad, Var, ir, relax, structural_map, structural_walk, tirx
+from tests.unit.kernels import constructed, from_te, legalised, relative_error, run
+from tvm_ext._tvm import Analyzer, Call, TensorLoad, Var, ir, relax, structural_map, structural_walk, te, tirx
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.choice import KernelChoice
@@ -105,3 +105,69 @@ def test_what_is_asked_for_changes_no_number() -> None:
 )
 def test_kernels_that_do_not_ask(case: dict[str, Any], why: str) -> None:
     assert not questions(dense(**case)[0]), why
+
+
+# --- the next tile of rows, and what the epilogue reads ---------------------------------------------------------------
+def blocked(size: int, taps: int, stride: int, *, residual: bool = False, channels: int = 4) -> Any:
+    """A convolution between blocks of 16 channels, from padded images to ``size`` x ``size`` of 32 filters."""
+    extent = (size - 1) * stride + taps
+    x = te.placeholder((channels, extent, extent, 16), name="x")
+    w = te.placeholder((2, channels, taps, taps, 16, 16), name="w")
+    c, i, j, d = (te.reduce_axis((0, n), name) for n, name in ((channels, "c"), (taps, "i"), (taps, "j"), (16, "d")))
+    y = te.compute(
+        (2, size, size, 16),
+        lambda o, h, v, f: te.sum(x[c, h * stride + i, v * stride + j, d] * w[o, c, i, j, d, f], axis=[c, i, j, d]),
+        name="y",
+    )
+    if not residual:
+        return from_te(x, w, y)
+    r = te.placeholder((2, size, size, 16), name="r")
+    return from_te(x, w, r, te.compute(y.shape, lambda *at: y(*at) + r(*at), name="z"))
+
+
+def offsets_of(statement: Any) -> set[int]:
+    """Bytes behind the named element of the lines that are asked for, whatever the step."""
+    found: set[int] = set()
+
+    def visit(call: Call) -> None:
+        if isinstance(call.op, ir.Op) and call.op.name == "tirx.call_llvm_intrin":
+            address = call.args[1]
+            moved = isinstance(address, Call) and address.op.name == "tirx.handle_add_byte_offset"
+            found.add(int(address.args[1]) if moved else 0)
+
+    structural_walk(statement, (Call, visit), order="pre")
+    return found
+
+
+@pytest.mark.parametrize(("taps", "stride"), [(1, 1), (1, 2), (5, 1), (3, 2)])
+def test_each_line_of_the_next_tile_is_asked_for(taps: int, stride: int) -> None:
+    """Each tap asks for all pixels of a tile, at their places."""
+    kernel, choice = constructed(blocked(26, taps, stride), constants=(1,), device=WIDE)
+    assert choice.program is not None
+    sizes, row = choice.program.tile("L0").sizes, ((26 - 1) * stride + taps) * 64
+    if "y*x" in sizes or "h*v" in sizes:
+        expected = {64 * pixel for pixel in range(sizes.get("h*v", 0))}
+    else:
+        expected = {stride * (h * row + 64 * v) for h in range(sizes.get("h", 1)) for v in range(sizes.get("v", 1))}
+    assert offsets_of(kernel.body) >= expected
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(("taps", "stride"), [(1, 1), (1, 2), (5, 1), (3, 2)])
+def test_questions_about_the_next_tile_change_no_number(
+    taps: int, stride: int, residual: bool, rng: np.random.Generator
+) -> None:
+    func, device = blocked(26, taps, stride, residual=residual), device_db.device_for_target("llvm")[0]
+    kernel, choice = constructed(func, constants=(1,), device=device)
+    asked = {question.source.name for question in questions(kernel)}
+    assert asked >= ({"x", "r"} if residual else {"x"})
+    inputs = [rng.standard_normal([int(n) for n in p.shape]).astype("f4") for p in func.params[:-1]]
+    x, w, *rest = (array.astype("f8") for array in inputs)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (taps, taps), axis=(1, 2))[:, ::stride, ::stride]
+    expected = np.einsum("chvdij,ocijdf->ohvf", windows, w, optimize=True) + sum(rest)
+    assert relative_error(run(kernel, choice, inputs, (2, 26, 26, 16), "float32"), expected) < 1e-6
+
+
+def test_what_the_first_cache_holds_is_not_asked_for() -> None:
+    kernel, _ = constructed(blocked(8, 3, 1, channels=2), constants=(1,), device=WIDE)
+    assert not questions(kernel)

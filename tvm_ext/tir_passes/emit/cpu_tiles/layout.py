@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, Var, structural_equal, tirx
-from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext._tvm import Expr, TensorLoad, Var, structural_equal
 from tvm_ext.analysis.computations import Computation, dtype_of, replace_equal_loads
 from tvm_ext.analysis.live_taps import LiveTaps
 from tvm_ext.analysis.predicates import factors_of
@@ -17,7 +16,6 @@ from tvm_ext.cost.dot_products import DotProduct, dot_product
 from tvm_ext.cost.reduction_chunks import ReductionChunks, reduction_chunks, with_longer_runs
 from tvm_ext.devices.dot_instructions import DotInstruction
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.machine import Machine
 from tvm_ext.ir.build_ir import (
     INDEX_DTYPE,
     accumulator_dtype,
@@ -26,12 +24,12 @@ from tvm_ext.ir.build_ir import (
     index,
     lanes_of,
     load,
-    prefetch,
     vectors,
 )
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
 
+from .ahead import EpilogueReads, NextPanel, NextTile, epilogue_reads, next_panel, next_tiles
 from .packing import PackedInput, PhasePack, pack_input
 
 
@@ -62,7 +60,9 @@ class TileLayout:
     chunks: ReductionChunks | None  # of the reduction; None where it stays whole
     live: tuple[LiveTaps, ...]  # whose loops only go over those that meet an element
     dot: DotStep | None  # a step by an instruction; None where it is plain arithmetic
-    ahead: NextPanel | None  # of the weights, to be asked for; None where that is nothing to gain by
+    next_panel: NextPanel | None  # of the weights, to be asked for; None where that is nothing to gain by
+    next_tiles: tuple[NextTile, ...]  # of what streams through the register tiles, likewise
+    reads: EpilogueReads | None  # of the epilogue, likewise
     panel: Expr  # variables of the packed addressing: which panel of the vector axis, and which lane in it
     lane: Expr
 
@@ -135,10 +135,10 @@ def lay_out(
     order = tuple(spatial[place] for place in loops.order)
     blocks = dict(zip(spatial, zip(loops.outer, loops.inner, strict=True), strict=True))
     rows = tuple(p for p in spatial if p != vector)
-    ahead = None
+    panel_after = None
     if chunks is None and order[0] == vector and blocks[vector][0] == 1:
         own_axes = (vector, *reduction, vector, *(() if group is None else (group,)))
-        ahead = _next_panel(packed, own_axes, prod(counts[p] for p in rows), program, device)
+        panel_after = next_panel(packed, own_axes, prod(counts[p] for p in rows), program, device)
     panel, lane = Var("panel", INDEX_DTYPE), Var("lane", INDEX_DTYPE)
     read = [(item.original, load(item.buffer, item.indices(computation.variables, panel, lane))) for item in packed]
     return TileLayout(
@@ -161,7 +161,9 @@ def lay_out(
         chunks=chunks,
         live=tuple(taps for taps in live if chunks is None or taps.taps != reduction[0]),
         dot=None if dot is None else _dot_step(dot, computation, read),
-        ahead=ahead,
+        next_panel=panel_after,
+        next_tiles=next_tiles(computation, expr, loops, reduction, device),
+        reads=epilogue_reads(computation, expr, epilogue, device),
         panel=panel,
         lane=lane,
     )
@@ -195,65 +197,3 @@ def _only_padded_panels(
         or any(item.is_constant and structural_equal(read, item.original) for item in packed)
         for read, access in zip(computation.loads(), expr.inputs, strict=True)
     )
-
-
-# --- the next panel ---------------------------------------------------------------------------------------------------
-LEAST_GAIN = 0.03
-"""Of a kernel's time, what reading its weights from memory must take, for them to be asked for."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class NextPanel:
-    """Each step of a reduction asks for the next ``elements`` of the panel behind its own, while tiles of rows use that
-    one: else the first of these would wait for memory. ``panels`` are those of ``buffer``, ``steps`` the extents of the
-    reduction.
-
-    Worked example, 100 x 256 times 256 x 512 on a core of a Cascade Lake: a panel of 64 columns is 64 KiB, which take
-    7.5 us from memory. A tile of 5 rows computes 1.1 us, but the first one of each panel would take as long as the
-    panel. 20 tiles of rows go over a panel's 256 steps, and each step asks for a twentieth of what one of its own
-    reads: 16 bytes. Where the weights are in a cache already, the questions cost nothing: a step issues two dozen
-    multiply-adds beside.
-    """
-
-    buffer: Buffer
-    panels: int
-    steps: tuple[int, ...]
-    elements: int
-    dims: int  # of the buffer behind those of the steps: lanes, and groups
-
-    def ask(self, panel: Expr, row: Expr, ks: Sequence[Expr]) -> Stmt:
-        """The question of step ``ks`` of the tile of rows number ``row``; behind the last panel, for that itself."""
-        number = row
-        for k, extent in zip(ks, self.steps, strict=True):
-            number = number * index(extent) + k
-        following = tirx.min(panel + index(1), index(self.panels - 1))
-        inner = [index(0)] * (len(ks) + self.dims - 1)
-        return prefetch(load(self.buffer, [following, *inner, number * index(self.elements)]))
-
-
-def _next_panel(
-    packed: Sequence[PackedInput | PhasePack],
-    axes: tuple[int, ...],
-    row_tiles: int,
-    program: RProgram,
-    device: DeviceSpec,
-) -> NextPanel | None:
-    """What the ``row_tiles`` tiles that use a panel ask for; None where weights are no panels of one constant by
-    ``axes``, where
-    they hardly count, or where there are so few tiles that a step would have to ask for several lines.
-    """
-    own = [item for item in packed if isinstance(item, PackedInput) and item.is_constant]
-    if len(own) != 1 or own[0].axes != axes or own[0].extents[0] < 2:
-        return None
-    (weights,) = own
-    itemsize = itemsize_bytes(dtype_of(weights.buffer))
-    dims = len(axes) - 1 - axes[1:].index(axes[0])
-    elements = ceil_div(prod(weights.extents[-dims:]), row_tiles)
-    size_bytes = prod(weights.extents) * itemsize
-    memory, first = device.lowest_layer, device.layers[1]
-    if size_bytes <= (first.capacity_bytes or 0) or elements * itemsize > memory.transaction_bytes:
-        return None
-    if size_bytes / Machine(device).rate(memory) < LEAST_GAIN * program.prediction.compute_s:
-        return None
-    steps = weights.extents[1:-dims]
-    return NextPanel(buffer=weights.buffer, panels=weights.extents[0], steps=steps, elements=elements, dims=dims)

@@ -33,6 +33,7 @@ from tvm_ext.ir.stores import store_element
 from tvm_ext.ir.transpose_registers import transpose_registers
 from tvm_ext.support.arithmetic import ceil_div
 
+from .ahead import NextTile
 from .layout import DotStep, TileLayout
 
 
@@ -70,7 +71,7 @@ class RegisterTile:
     def whole(self) -> Stmt:
         """From the initial values of its sums to its stores."""
         begin = self.sums.fill(lambda *_point: self.initial)
-        return sequence(allocate(self.sums.buffer), begin, self.reduce(), *self.stores())
+        return sequence(allocate(self.sums.buffer), *self._ask_for_reads(), begin, self.reduce(), *self.stores())
 
     @property
     def rows(self) -> list[int]:
@@ -94,10 +95,33 @@ class RegisterTile:
         begins = [begin for begin, _ in spans.values()]
         counts = [count for _, count in spans.values()]
 
-        def step(ks: tuple[Expr, ...]) -> Stmt:
-            return self._step(tuple(begin + k for begin, k in zip(begins, ks, strict=True)))
+        def within(done: tuple[Expr, ...]) -> Stmt:
+            depth, ks = len(done), tuple(begin + k for begin, k in zip(begins, done, strict=False))
+            if depth == len(counts):
+                return self._step(ks)
+            rest = loop(counts[depth], SERIAL, names[depth], lambda v: within((*done, v)))
+            return sequence(*self._ask_for_next(ks), rest)
 
-        return nest(counts, SERIAL, names, step)
+        return within(())
+
+    def _ask_for_next(self, ks: tuple[Expr, ...]) -> list[Stmt]:
+        """The questions for the following tile in the loops of the reduction whose steps are ``ks``."""
+        layout = self.layout
+        start, rest = [index(0)] * len(layout.rows), [index(0)] * (len(layout.reduction) - len(ks))
+
+        def ask(item: NextTile) -> Stmt:
+            place = layout.element(item.following(self.at), start, index(0), [*ks, *rest])
+            return item.ask(substitute(item.source, place), self.sizes, ks)
+
+        return [ask(item) for item in layout.next_tiles if item.depth == len(ks)]
+
+    def _ask_for_reads(self) -> list[Stmt]:
+        """The questions for what the epilogue reads."""
+        layout = self.layout
+        if layout.reads is None:
+            return []
+        place = layout.element(self.at, [index(0)] * len(layout.rows), index(0))
+        return layout.reads.ask([substitute(item, place) for item in layout.computation.indices], self.sizes)
 
     def _step(self, ks: tuple[Expr, ...]) -> Stmt:
         layout = self.layout
@@ -109,10 +133,10 @@ class RegisterTile:
             added = self.sums.accumulate(term, layout.computation.combiner)
         else:
             added = self._by_instruction(layout.dot, ks)
-        if layout.ahead is None:
+        if layout.next_panel is None:
             return added
         row = flat([self.at[p] for p in layout.rows], [layout.counts[p] for p in layout.rows])
-        return sequence(layout.ahead.ask(self.at[layout.vector], row, ks), added)
+        return sequence(layout.next_panel.ask(self.at[layout.vector], row, ks), added)
 
     def _by_instruction(self, step: DotStep, ks: tuple[Expr, ...]) -> Stmt:
         """The registers of sums with a group of products each: vectors throughout, which stock TVM leaves alone."""
