@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -51,6 +52,7 @@ class Computation:
     value: Expr
     combiner: str | None = None
     init: Expr | None = None
+    _loads: list[TensorLoad] = field(default_factory=list, init=False, repr=False)  # what `loads` found
 
     @property
     def is_reduction(self) -> bool:
@@ -84,7 +86,9 @@ class Computation:
 
     def loads(self) -> list[TensorLoad]:
         """The distinct loads in ``value``, in order of appearance."""
-        found: list[TensorLoad] = []
+        found = self._loads
+        if found:
+            return list(found)
         alike: dict[int, list[TensorLoad]] = {}
 
         def visit(load: TensorLoad) -> None:
@@ -94,7 +98,7 @@ class Computation:
                 found.append(load)
 
         structural_walk(self.value, (TensorLoad, visit), order="pre")
-        return found
+        return list(found)
 
     def writes_at_its_own_axes(self) -> bool:
         """Whether it writes ``target[v0, v1, ...]``, its own axes in order: inlining is then a substitution."""
@@ -119,6 +123,7 @@ class OperatorBody:
         return [computation for computation in self.computations if reads(computation.value, buffer)]
 
 
+@lru_cache(maxsize=1024)  # planners ask for the few buffers of an operator again and again
 def static_shape(buffer: Buffer) -> tuple[int, ...]:
     """The buffer's shape as ints; raises IllegalRewrite where a dimension is symbolic."""
     try:

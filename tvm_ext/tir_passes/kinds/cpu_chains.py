@@ -180,7 +180,7 @@ def chosen_panel(whole: ChainTiming, chosen: PanelTiles) -> tuple[Panel, TileCho
         if axis not in legal or size > result.extent(result.spatial[axis]):
             raise IllegalRewrite(f"{operator.name}: its result cannot be divided in {chosen.panels}")
     panel = divide(operator, chosen.panels.by_axis)
-    needed, capacity = panel_bytes(panel), Machine(device).own_bytes * PANEL_SHARE
+    needed, capacity = panel_bytes(panel, plan(panel.operator)), Machine(device).own_bytes * PANEL_SHARE
     if needed > capacity:
         raise IllegalRewrite(
             f"{operator.name}: a panel of {chosen.panels} takes {needed:.0f} bytes, {capacity:.0f} may"

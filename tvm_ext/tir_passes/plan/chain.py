@@ -31,8 +31,8 @@ from tvm_ext.support.limits import timed_construction
 from .anchors import construct_anchor
 from .context import KernelContext
 from .gpu_chain import judge_gpu_chain
-from .panel import Panel, PanelView, check_runs, divide
-from .panel_sizes import check_smallest, panel_bytes, panel_plans, stored
+from .panel import Panel, PanelView, check_runs
+from .panel_sizes import check_smallest, judged_panel, panel_bytes, panel_plans, stored
 from .plan_kernels import RowGroup, TileGroup, plan, simplify
 from .plan_windows import WindowGroup, take_windows
 
@@ -77,7 +77,7 @@ def _fastest(candidates: Sequence[PanelPlan], whole: ChainTiming) -> tuple[float
     found: list[tuple[float, PanelPlan]] = []
     for position, candidate in enumerate(candidates):
         try:
-            found.append((_fused_s(divide(whole.operator, candidate.by_axis), whole), candidate))
+            found.append((_fused_s(*judged_panel(whole.operator, candidate), whole), candidate))
         except IllegalRewrite:  # noqa: PERF203 - a handful
             if position == len(candidates) - 1 and not found:
                 raise
@@ -200,9 +200,8 @@ def _read(group: TileGroup | RowGroup) -> list[Buffer]:
     return found
 
 
-def _fused_s(panel: Panel, whole: ChainTiming) -> float:
-    """Seconds of all panels like ``panel``."""
-    groups = plan(panel.operator)
+def _fused_s(panel: Panel, groups: Sequence[TileGroup | RowGroup], whole: ChainTiming) -> float:
+    """Seconds of all panels like ``panel``, which is computed in ``groups``."""
     stages = [panel_ways(group, panel, whole)[0].stage for group in groups]
     return whole.clock.fused_s(stages, panels_of(panel, groups))
 
@@ -213,7 +212,7 @@ def panels_of(panel: Panel, groups: Sequence[TileGroup | RowGroup]) -> Panels:
     weights = {buffer for group in groups for buffer in _read(group) if not is_in(buffer, own)}
     return Panels(
         weights_bytes=sum(tensor_bytes(buffer) for buffer in weights),
-        panel_bytes=panel_bytes(panel),
+        panel_bytes=panel_bytes(panel, groups),
         count=prod(panel.counts),
     )
 

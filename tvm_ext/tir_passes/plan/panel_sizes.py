@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from math import prod
 
 from tvm_ext._tvm import Buffer
@@ -32,8 +33,8 @@ def panel_plans(operator: OperatorBody, device: DeviceSpec, fills: Sequence[floa
     Outer axes come first: panels are of one image until whole images fit. None where `check_smallest` raises.
     """
     largest: dict[float, PanelPlan] = {}
-    for made in _by_size(operator, device):
-        needed = panel_bytes(divide(operator, made.by_axis))
+    for made in _by_size(operator, device.unit_count):
+        needed = panel_bytes(*judged_panel(operator, made))
         largest |= {fill: made for fill in fills if needed <= fill * _capacity(device)}
         if needed > _capacity(device):
             break
@@ -42,7 +43,8 @@ def panel_plans(operator: OperatorBody, device: DeviceSpec, fills: Sequence[floa
 
 def check_smallest(operator: OperatorBody, device: DeviceSpec) -> None:
     """Raise IllegalRewrite where the result cannot be divided, or not even the smallest panel stays in L2."""
-    needed, capacity = panel_bytes(divide(operator, _by_size(operator, device)[0].by_axis)), _capacity(device)
+    smallest = _by_size(operator, device.unit_count)[0]
+    needed, capacity = panel_bytes(*judged_panel(operator, smallest)), _capacity(device)
     if needed <= capacity:
         return
     size = f"the smallest panel takes {needed:.0f} bytes, of which {capacity:.0f} may stay in L2"
@@ -54,12 +56,20 @@ def _capacity(device: DeviceSpec) -> float:
     return Machine(device).own_bytes * PANEL_SHARE
 
 
-def _by_size(operator: OperatorBody, device: DeviceSpec) -> list[PanelPlan]:
+@lru_cache(maxsize=16)
+def judged_panel(operator: OperatorBody, made: PanelPlan) -> tuple[Panel, tuple[TileGroup | RowGroup, ...]]:
+    """A panel and its groups, remembered while a chain is judged; what is emitted is divided anew."""
+    panel = divide(operator, made.by_axis)
+    return panel, tuple(plan(panel.operator))
+
+
+@lru_cache(maxsize=1)
+def _by_size(operator: OperatorBody, units: int) -> list[PanelPlan]:
     """All panels, the smallest first."""
     axes = panel_axes(operator)
     result = operator.computations[-1]
     extents = [result.extent(result.spatial[axis]) for axis in axes]
-    sizes = list(_all_sizes(extents, device.unit_count))
+    sizes = list(_all_sizes(extents, units))
     return [PanelPlan(axes=axes[: len(size)], sizes=size) for size in reversed(sizes)]
 
 
@@ -92,10 +102,10 @@ def _rounds() -> Iterator[int]:
         power *= 2
 
 
-def panel_bytes(panel: Panel) -> float:
+def panel_bytes(panel: Panel, groups: Sequence[TileGroup | RowGroup]) -> float:
     """Bytes of all values that a panel reads, keeps and writes; what it reads whole (weights) is none of them."""
     views = [view.buffer for view in panel.views]
-    inner = [buffer for buffer in stored(plan(panel.operator)) if not is_in(buffer, views)]
+    inner = [buffer for buffer in stored(groups) if not is_in(buffer, views)]
     return sum(tensor_bytes(buffer) for buffer in (*views, *inner))
 
 
