@@ -24,6 +24,7 @@ from tvm_ext.records.rammer import MeasuredRun
 from tvm_ext.records.rtask_times import measurements_of
 from tvm_ext.reports.report import BuildReport
 from tvm_ext.support.arrays import Array
+from tvm_ext.support.huge_pages import in_huge_pages
 from tvm_ext.support.shared_library import load_copy, private_copy
 from tvm_ext.support.stderr_filter import CONSTANT_SCOPES, without_lines
 
@@ -267,7 +268,8 @@ def load(path: str | Path) -> Library:
     try:
         with private_copy(path) as copy, without_lines(CONSTANT_SCOPES), own_cuda_compiler():
             digest = check_library(copy, path)
-            module = _open(copy, path)
+            with in_huge_pages():
+                module = _open(copy, path)
     except TvmExtError:
         raise
     except (RuntimeError, ValueError, OSError) as error:
