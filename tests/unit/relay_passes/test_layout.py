@@ -348,29 +348,16 @@ def test_blocks_of_eight() -> None:
     np.testing.assert_allclose(library.vm(tvm.cpu())["main"](data).numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_strided_window_over_memory_reads_nchw(block) -> None:
-    """16 images of (64, 56, 56) are 12.8 MB: one transform costs less than every other cache line."""
+def test_a_strided_window_over_memory_reads_blocks(block) -> None:
+    """16 images of (64, 56, 56) are 12.8 MB, of which every other line is asked for."""
 
     def graph(builder: Any, inputs: Any) -> Any:
         value = conv(builder, conv(builder, inputs[0], 64), 64, 1)
         return op.mean(conv(builder, value, 64, strides=2), axis=[2, 3])
 
-    for batch in (16, 1):
-        after = block(module(graph, (batch, 3, 56, 56)))
-        assert transforms(after) == record(after).transform_count == (1 if batch == 16 else 0)
-        assert sum(name.startswith("conv2d_NCHW16c") for name in calls(after)) == 3
-        ranks = [len(item.shape) for item in convolution_inputs(after)]
-        assert ranks == ([4, 5, 4] if batch == 16 else [4, 5, 5])
-
-
-def test_a_strided_window_over_groups_that_fit_the_cache_reads_blocks(block) -> None:
-    """The same data as above in 4 groups, of 3.2 MB each."""
-
-    def graph(builder: Any, inputs: Any) -> Any:
-        return op.mean(conv(builder, conv(builder, inputs[0], 64), 64, strides=2, groups=4), axis=[2, 3])
-
     after = block(module(graph, (16, 3, 56, 56)))
-    assert [len(item.shape) for item in convolution_inputs(after)] == [4, 5]
+    assert transforms(after) == record(after).transform_count == 0
+    assert [len(item.shape) for item in convolution_inputs(after)] == [4, 5, 5]
 
 
 def convolution_inputs(mod: tvm.IRModule) -> list[Any]:

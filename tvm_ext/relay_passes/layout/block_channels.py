@@ -68,11 +68,9 @@ class BlockChannels:
         self.block, self.always = device.teu_lanes, layout == "NCHWc"
         row = dot_instruction(device, "uint8", "int8", "int32")
         self.group = 1 if row is None else row.group
-        own = [layer.capacity_bytes or 0 for layer in device.layers[1:] if layer.scope != "device"]
-        self.cache_bytes = max(own, default=0)
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        mutator = _Rewrite(mod, self.block, self.group, self.cache_bytes)
+        mutator = _Rewrite(mod, self.block, self.group)
         chains: list[LayoutChain] = []
         for _, func in mod.functions_items():
             if isinstance(func, relax.Function):
@@ -90,9 +88,9 @@ class BlockChannels:
 class _Rewrite(CallRewriter):
     """Rewrites the planned bindings. A blocked operator's own variable becomes its result transformed back to NCHW."""
 
-    def __init__(self, mod: IRModule, block: int, group: int, cache_bytes: int) -> None:
+    def __init__(self, mod: IRModule, block: int, group: int) -> None:
         super().__init__(mod)
-        self.block, self.group, self.cache_bytes = block, group, cache_bytes
+        self.block, self.group = block, group
         self.operators: dict[Var, Operator] = {}  # by variable: those to rewrite
         self.blocked_variables: set[Var] = set()
         self.blocked: dict[Var, Expr] = {}  # by the original variable: its blocked value, inside one dataflow block
@@ -104,7 +102,7 @@ class _Rewrite(CallRewriter):
         for block in getattr(func.body, "blocks", ()):
             if not isinstance(block, relax.DataflowBlock):
                 continue
-            operators = read_block(mod, block, self.block, self.cache_bytes)
+            operators = read_block(mod, block, self.block)
             results = [binding.var for binding in block.bindings if not isinstance(binding.var, relax.DataflowVar)]
             choice = choose_layouts(operators, uses(block, operators, results), always=always)
             chains += choice.chains
@@ -154,7 +152,7 @@ class _Rewrite(CallRewriter):
     def _convolution(self, operator: Operator) -> Expr:
         data, weight = operator.call.args
         # A transform that some pooling asked for does not concern a convolution, which reads either layout.
-        reads_blocks = data in self.blocked and data in self.blocked_variables and not operator.reads_plain
+        reads_blocks = data in self.blocked and data in self.blocked_variables
         source = self.blocked[data] if reads_blocks else self.visit_expr(data)
         if not reads_blocks and str(data.ty.dtype) == "uint8" and int(operator.call.attrs.groups) == 1:
             # The image itself: a dot-product instruction wants a group of channels beside each other.

@@ -108,9 +108,7 @@ def _record(graph: _Graph, chain: Sequence[Operator], blocked: set[Var]) -> Layo
     return LayoutChain(
         operators=tuple(o.name for o in chain),
         blocked_count=count,
-        transform_count=len(
-            {*graph.transforms(chain, blocked), *(graph.skipping & blocked & set(graph.values(chain)))}
-        ),
+        transform_count=len(graph.transforms(chain, blocked)),
         saved_elements=saved,
         reason=reason,
     )
@@ -122,9 +120,6 @@ class _Graph:
     def __init__(self, operators: Sequence[Operator], plain_uses: set[Var]) -> None:
         self.operators = operators
         self.plain_uses = plain_uses
-        # Not a reason to turn their producers back: a transform (1 ms for 3.2 million elements) costs less than what a
-        # 1x1 convolution loses that reads blocks and writes NCHW (18 ms instead of 9 on the same data).
-        self.skipping = {value for o in operators if o.reads_plain for value in o.data}
         self.producer = {o.variable: o for o in operators}
         self.readers: dict[Var, list[Operator]] = {}
         for o in operators:

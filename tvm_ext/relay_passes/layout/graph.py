@@ -32,7 +32,7 @@ from tvm_ext._tvm import (
 from tvm_ext.analysis.computations import Computation, OperatorBody, read_operator, replace_loads
 from tvm_ext.errors import IllegalRewrite
 
-from .blocked import ConvWindow, shape_of
+from .blocked import shape_of
 from .depth import DEPTH
 
 Role = Literal["convolution", "depthwise", "pool", "element-wise", "concat", "reduce", "depth"]
@@ -58,7 +58,6 @@ class Operator:
     ``data`` are the values whose layout is at stake; the other arguments broadcast over rows and columns.
     ``computation`` is the body of an element-wise ``call_tir``, with ``body`` around it. ``may_be_blocked``: whether
     the operator itself has a blocked form (a convolution to 1000 channels reads blocks of 16, but cannot write them).
-    ``reads_plain``: whether a convolution had better read NCHW (`_skips_through_memory`).
     """
 
     variable: Var
@@ -69,7 +68,6 @@ class Operator:
     computation: Computation | None = None
     body: OperatorBody | None = None
     may_be_blocked: bool = True
-    reads_plain: bool = False
 
     @property
     def name(self) -> str:
@@ -92,28 +90,25 @@ def elements(value: Expr) -> int:
     return 0 if len(shape) < 4 or shape[2] == shape[3] == 1 else prod(shape)
 
 
-def read_block(mod: IRModule, block: DataflowBlock, lanes: int, cache_bytes: float) -> tuple[Operator, ...]:
-    """The operators of a dataflow block that have a form for blocks of ``lanes`` channels.
-
-    ``cache_bytes`` is the largest cache that a core has for itself.
-    """
+def read_block(mod: IRModule, block: DataflowBlock, lanes: int) -> tuple[Operator, ...]:
+    """The operators of a dataflow block that have a form for blocks of ``lanes`` channels."""
     found = []
     for binding in block.bindings:
         value = getattr(binding, "value", None)
         if isinstance(value, Call):
-            operator = _read(mod, binding.var, value, lanes, cache_bytes)
+            operator = _read(mod, binding.var, value, lanes)
             found += [operator] if operator is not None else []
     return tuple(found)
 
 
-def _read(mod: IRModule, variable: Var, call: Call, lanes: int, cache_bytes: float) -> Operator | None:
+def _read(mod: IRModule, variable: Var, call: Call, lanes: int) -> Operator | None:
     if call.op == CALL_TIR:
         return _element_wise_function(mod, variable, call, lanes)
     if not isinstance(call.op, ir.Op) or not all(_is_static(item) for item in (variable, *call.args) if _typed(item)):
         return None
     name = str(call.op.name)
     if name == "relax.nn.conv2d":
-        return _convolution(variable, call, lanes, cache_bytes)
+        return _convolution(variable, call, lanes)
     if name in POOLS:
         legal = call.attrs.layout == call.attrs.out_layout == "NCHW" and is_blockable(call.args[0], lanes)
         return Operator(variable=variable, call=call, block=lanes, role="pool", data=(call.args[0],)) if legal else None
@@ -148,7 +143,7 @@ def _is_image(value: Expr) -> bool:
     return _typed(value) and len(shape_of(value)) == 4
 
 
-def _convolution(variable: Var, call: Call, lanes: int, cache_bytes: float) -> Operator | None:
+def _convolution(variable: Var, call: Call, lanes: int) -> Operator | None:
     data, weight = call.args
     attrs = call.attrs
     layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
@@ -167,7 +162,6 @@ def _convolution(variable: Var, call: Call, lanes: int, cache_bytes: float) -> O
     if groups > 1 and (depth % lanes or (features // groups) % lanes):
         return None
     whole = is_blockable(variable, lanes)
-    plain = _skips_through_memory(call, cache_bytes)
     return Operator(
         variable=variable,
         call=call,
@@ -175,25 +169,7 @@ def _convolution(variable: Var, call: Call, lanes: int, cache_bytes: float) -> O
         role="convolution",
         data=(data,),
         may_be_blocked=whole,
-        reads_plain=plain,
     )
-
-
-def _skips_through_memory(call: Call, cache_bytes: float) -> bool:
-    """Whether a strided window's data come from memory, four times too large for a core's own cache.
-
-    A blocked pixel is a cache line of its own, so a stride of 2 asks for every other line, which no prefetcher
-    foresees. Measured, (8, 128, 56, 56) by 3x3 stride 2 to 128 channels: 24 ms from NCHW16c, 10.7 ms from NCHW;
-    with one image, 1.7 MB, 1.04 and 1.12 ms. Groups go through the cache one after another, so that a group's data
-    count.
-    """
-    data, weight = call.args
-    window = ConvWindow.of(call.attrs)
-    has_window = prod(shape_of(weight)[2:]) > 1
-    if str(data.ty.dtype) != "float32":
-        return False  # only blocks have groups of channels beside each other
-    group_bytes = 4 * prod(shape_of(data)) / int(call.attrs.groups)
-    return has_window and not window.moves_by_one and group_bytes > 4 * cache_bytes
 
 
 def _reduction(variable: Var, call: Call, lanes: int) -> Operator | None:

@@ -100,7 +100,7 @@ def _lines(steps: Mapping[int, int], sizes: Mapping[int, int], line_bytes: int) 
 def next_tiles(
     computation: Computation, expr: TensorExpr, loops: CpuTile, reduction: Sequence[int], device: DeviceSpec
 ) -> tuple[NextTile, ...]:
-    """Of the inputs whose next tile is asked for (`is_asked_for`); ``reduction`` are the axes of the loops in a tile."""
+    """Of the inputs whose next tile is asked for (`is_asked_for`); ``reduction`` are the axes of the loops."""
     return tuple(
         _next_tile(source, access, expr, loops, reduction, device.layers[1].transaction_bytes)
         for source, access in zip(computation.loads(), expr.inputs, strict=True)
