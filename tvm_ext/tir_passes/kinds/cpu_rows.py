@@ -22,6 +22,7 @@ from ..plan.anchors import kept_buffers, row_program
 from ..plan.canonical import canonical_rows
 from ..plan.context import KernelContext
 from ..plan.form import Form
+from ..plan.join_points import join_points
 from ..plan.plan_kernels import RowGroup
 from .kernel_kind import Candidates, Group, KernelKind, KernelPart
 
@@ -33,7 +34,10 @@ class CpuRows(KernelKind):
     name = "rows"
 
     def of_group(self, group: Group, context: KernelContext) -> RowPart | None:
-        return RowPart(rows=canonical_rows(group), context=context) if isinstance(group, RowGroup) else None
+        if not isinstance(group, RowGroup):
+            return None
+        joined = join_points(group, kept_buffers(group, context.operator))
+        return RowPart(rows=canonical_rows(joined), context=context)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tvm_ext._tvm import TensorLoad, structural_walk, tirx
 from tvm_ext.analysis.computation_exprs import access_of, axis_names, count_flops, count_operations, linear_index
@@ -188,10 +189,17 @@ def plan(operator: OperatorBody) -> list[TileGroup | RowGroup]:
 
 
 def _may_join(group: RowGroup, computation: Computation) -> bool:
-    """Joining must keep at least one row axis, and every row reduction must see its whole row."""
+    """Joining must keep at least one row axis, and every row reduction must see its whole row.
+
+    Where nothing is reduced, kernels of their own are as good as a single row: slices along the channels of what was
+    written for a batch of 1 share no other axis.
+    """
     joined = (*group.computations, computation)
     connected = any(reads(computation.value, other.target) for other in group.computations)
-    return connected and shared_axes(joined) >= 1
+    shared = shared_axes(joined)
+    points = prod(computation.extent(v) for v in computation.spatial[:shared])
+    is_row = points > 1 or any(own.is_reduction for own in joined) or computation.point_count == 1
+    return connected and shared >= 1 and is_row
 
 
 def is_tiled(computation: Computation) -> bool:

@@ -31,6 +31,7 @@ from tvm_ext.ir.build_ir import (
     allocate,
     bind,
     cast_to,
+    if_all,
     in_dtype,
     index,
     load,
@@ -189,7 +190,7 @@ class _Row:
             inside = (producer, self._table(producer))
             return reduce_row(computation, table, self.device, self.registers, inside)
         if not computation.is_reduction:
-            return _by_sections(computation, table, inner, self.device)
+            return self._outer_sections(computation, table, inner)
         if inner and not contiguous_in(computation, computation.reduction[-1]):
             return _accumulate_in_place(computation, table, inner)
         return over(
@@ -197,6 +198,19 @@ class _Row:
             inner,
             lambda values: reduce_row(computation, table + bind(inner, values), self.device, self.registers),
         )
+
+    def _outer_sections(self, computation: Computation, table: list[tuple[Var, Expr]], inner: tuple[Var, ...]) -> Stmt:
+        """What of the row's own axes decides which tensor is read, as of a concatenation of channels, is asked once."""
+        for axis, place in zip(computation.spatial, self.at, strict=False):
+            parts = sections(computation.value, axis, computation.extent(axis)) if inner else []
+            if len(parts) > 1:
+                chosen: Stmt | None = None
+                for part in reversed(parts):
+                    own = _by_sections(dataclasses.replace(computation, value=part.value), table, inner, self.device)
+                    chosen = own if chosen is None else if_all([place < index(part.first + part.size)], own, chosen)
+                assert chosen is not None
+                return chosen
+        return _by_sections(computation, table, inner, self.device)
 
     def _table(self, computation: Computation) -> list[tuple[Var, Expr]]:
         return bind(computation.spatial[: len(self.at)], self.at)
