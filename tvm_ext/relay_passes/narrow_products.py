@@ -121,11 +121,11 @@ class _Narrowing(CallRewriter):
 
     def _corrected(self, sums: Expr, zero: int | Expr, weights: Array) -> Expr:
         """``sums`` less ``zero`` times the sums of the ``weights`` that each has met."""
-        sums = self.builder_.emit(sums)
         if isinstance(zero, int):
             correction = (weights.astype(np.int64) * -zero).astype(np.int32)
-            return relax.op.add(sums, relax.const(correction)) if correction.any() else sums
-        return relax.op.subtract(sums, self.builder_.emit(relax.op.multiply(zero, relax.const(weights))))
+            return relax.op.add(self.builder_.emit(sums), relax.const(correction)) if correction.any() else sums
+        moved = self.builder_.emit(relax.op.multiply(zero, relax.const(weights)))
+        return relax.op.subtract(self.builder_.emit(sums), moved)
 
     # --- products ---------------------------------------------------------------------------------------------------
     def _product(self, call: Call, data: _Shifted, weights: Array) -> Expr:

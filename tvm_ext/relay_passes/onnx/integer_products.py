@@ -21,6 +21,8 @@ from .graph import OnnxGraph, attribute, count_uses, is_standard
 from .operators.context import FLOAT, Pen
 from .operators.quantized import requantise, shifted
 
+_PRODUCTS = ("Conv", "MatMul", "Gemm")
+_MOVES = ("MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze")
 _BYTES = (np.dtype(np.int8), np.dtype(np.uint8))
 _EQUAL = 1e-5
 """Relative difference of scales that a quantiser wrote for the same number."""
@@ -37,27 +39,47 @@ class _Codes:
 
 
 def use_integers(graph: OnnxGraph) -> OnnxGraph:
-    """`graph` with its Conv, MatMul and Gemm nodes over quantised operands, the right one constant, as integer ones."""
+    """`graph` with its Conv, MatMul and Gemm nodes over quantised operands, the right one constant, as integer ones.
+
+    What moves elements, or takes the largest, does so with bytes where it leaves their scale.
+    """
     makers = {node.output[0]: node for node in graph.nodes if is_standard(node, "DequantizeLinear")}
     if not makers:
         return graph
     context, uses = context_of(graph), count_uses(graph)
     readers = {node.input[0]: node for node in graph.nodes if is_standard(node, "QuantizeLinear")}
+    single = {name: node for node in graph.nodes for name in node.output if uses[name] == 1}
     nodes: list[onnx.NodeProto] = []
     gone: set[str] = set()
     for node in graph.nodes:
         pen = context.at(node)
-        if is_standard(node, "Conv", "MatMul", "Gemm"):
+        write = _moved if is_standard(node, *_MOVES) else _product if is_standard(node, *_PRODUCTS) else None
+        if write is not None:
             reader = readers.get(pen.out) if uses[pen.out] == 1 else None
-            if _written(pen, makers, reader) and reader is not None:
+            if write(pen, makers, reader) and reader is not None:
                 gone.add(reader.output[0])
+        elif is_standard(node, "QuantizeLinear") and node.output[0] not in gone:
+            _sum(pen, makers, single)
         nodes.extend(pen.nodes or ([] if node.output[0] in gone else [node]))
     return fold_constants(graph.with_nodes(nodes))
 
 
-def _written(pen: Pen, makers: Mapping[str, onnx.NodeProto], reader: onnx.NodeProto | None) -> bool:
+def _moved(pen: Pen, makers: Mapping[str, onnx.NodeProto], reader: onnx.NodeProto | None) -> bool:
+    """Write the node over bytes, if it only moves them from a DequantizeLinear to a QuantizeLinear of the same scale."""
+    codes = _codes(pen, makers, pen.x)
+    if codes is None or reader is None or len(pen.output) > 1 or not _quantises(pen, reader):
+        return False
+    zero = pen.constants[codes.zero] if codes.zero else np.zeros((), pen.dtype(codes.name))
+    own, same = pen.constants[reader.input[2]], codes.scale == pen.constants[reader.input[1]].reshape(-1)
+    if codes.scale.size > 1 or not same.all() or own.dtype != pen.dtype(codes.name) or (own != zero).any():
+        return False
+    pen.again([codes.name, *pen.input[1:]], reader.output)
+    return True
+
+
+def _product(pen: Pen, makers: Mapping[str, onnx.NodeProto], reader: onnx.NodeProto | None) -> bool:
     """Write the node with integers, and its ``reader``, if one may join; whether that did."""
-    data, weight = (_codes(pen, makers, place) for place in (0, 1))
+    data, weight = (_codes(pen, makers, pen.operand(place)) for place in (0, 1))
     values = None if weight is None else pen.constants.get(weight.name)
     if data is None or weight is None or values is None or data.name in pen.constants or data.scale.size != 1:
         return False
@@ -86,9 +108,31 @@ def _written(pen: Pen, makers: Mapping[str, onnx.NodeProto], reader: onnx.NodePr
     return False
 
 
-def _codes(pen: Pen, makers: Mapping[str, onnx.NodeProto], place: int) -> _Codes | None:
-    """What operand number ``place`` was dequantised from, by a known scale; None where it was not."""
-    maker = makers.get(pen.operand(place))
+def _sum(pen: Pen, makers: Mapping[str, onnx.NodeProto], single: Mapping[str, onnx.NodeProto]) -> None:
+    """Write a QuantizeLinear of the sum of two tensors of bytes with the scales divided before, and its Relu, if any.
+
+    ONNX Runtime computes sums so, too: a division for each element takes longer than all else.
+    """
+    relu = single.get(pen.x)
+    relu = relu if relu is not None and is_standard(relu, "Relu") else None
+    total = single.get(pen.x if relu is None else relu.input[0])
+    if total is None or not is_standard(total, "Add", "Sum") or len(total.input) != 2 or not _quantises(pen, pen.node):
+        return
+    codes, scale = [_codes(pen, makers, name) for name in total.input], pen.constants[pen.input[1]].reshape(-1)
+    if any(own is None or own.scale.size > 1 for own in codes):
+        return
+    parts = [
+        pen.add("DequantizeLinear", own.name, pen.constant((own.scale / scale).reshape(())), *filter(None, [own.zero]))
+        for own in codes
+        if own is not None
+    ]
+    y = pen.add("Add", *parts)
+    pen.again([y if relu is None else pen.add("Relu", y), pen.constant(1.0, np.float32), pen.input[2]], pen.output)
+
+
+def _codes(pen: Pen, makers: Mapping[str, onnx.NodeProto], operand: str) -> _Codes | None:
+    """What ``operand`` was dequantised from, by a known scale; None where it was not."""
+    maker = makers.get(operand)
     if maker is None or maker.input[1] not in pen.constants or attribute(maker, "block_size", 0):
         return None
     zero = maker.input[2] if len(maker.input) > 2 else ""
