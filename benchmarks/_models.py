@@ -16,7 +16,7 @@ from _peers import OPENVINO, PEAK, prepare_openvino, prepare_peak
 from rich.table import Table
 
 from tvm_ext.bench.compare import BenchResult, OtherPeer, bench
-from tvm_ext.bench.contenders import OURS, PEERS
+from tvm_ext.bench.contenders import OURS, PEERS, prepare_ours
 from tvm_ext.bench.environment import thread_count
 from tvm_ext.errors import UnsupportedEnvironmentError
 
@@ -60,7 +60,7 @@ class ModelResult:
 def summary(results: Sequence[ModelResult]) -> Table:
     """Per peer: geometric mean of the speed-ups, the lowest, and how many models are not slower."""
     rows = Table("peer", "models", "geometric mean", "lowest", "not slower")
-    for peer in (*PEERS, OPENVINO):
+    for peer in (*PEERS, OPENVINO, FLOAT32):
         ratios = [(ratio, item.result.model) for item in results if (ratio := item.result.speedup(peer)) is not None]
         if ratios:
             mean, (lowest, where) = statistics.geometric_mean(ratio for ratio, _ in ratios), min(ratios)
@@ -80,12 +80,22 @@ def peak_table(results: Sequence[ModelResult]) -> Table:
     return rows
 
 
+FLOAT32 = "tvm_ext_f32"
+"""This plugin with the float32 model of which a quantised one was made."""
+
+
 def measure(
-    name: str, model: Callable[[], onnx.ModelProto], peers: Sequence[str] | None, explain_below: float, **settings: Any
+    name: str,
+    model: Callable[[], onnx.ModelProto],
+    peers: Sequence[str] | None,
+    explain_below: float,
+    floating: Callable[[], onnx.ModelProto] | None = None,
+    **settings: Any,
 ) -> ModelResult | None:
     """Time one model, and explain its gap where its ratio to a peer is below ``explain_below``.
 
-    ``peers`` may name OpenVINO, too. None, with a line of reason, where the model or a peer cannot be had.
+    ``peers`` may name OpenVINO, too; a ``floating`` model takes part as `FLOAT32`.
+    None, with a line of reason, where the model or a peer cannot be had.
     """
     gc.collect()  # the last model's weights, up to half a gigabyte
     try:
@@ -94,6 +104,9 @@ def measure(
             peak, peak_flops = prepare_peak(thread_count())
             others: list[OtherPeer] = [lambda _inputs, _threads, _placement: peak]
             others += [partial(prepare_openvino, proto)] if OPENVINO in (peers or ()) else []
+            if floating is not None:
+                real = floating()
+                others.append(lambda inputs, *_: replace(prepare_ours(real, inputs, None, "llvm", None), name=FLOAT32))
             known = None if peers is None else [item for item in peers if item != OPENVINO]
             result = replace(bench(proto, progress=tell, others=others, peers=known, **settings), model=name)
     except UnsupportedEnvironmentError as error:

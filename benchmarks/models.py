@@ -4,17 +4,20 @@
     python benchmarks/models.py resnet50 --batch 1 --batch 8 --rounds 20
     python benchmarks/models.py --peer onnxruntime --peer openvino_f32
     python benchmarks/models.py --peer onnxruntime --explain
+    python benchmarks/models.py resnet50 --quantise static --peer onnxruntime --peer openvino_f32
 
 Kernels of multiply-adds alone take turns among the contenders: "of peak" is what of the cores' float32 rate a model
 gets. Convolutions count as direct sums, so that Winograd's form may pass 100 %.
 
 With ``--explain``, a model that a peer runs faster is also timed operator by operator beside ONNX Runtime, and the
-operators that lose most are listed. Writes ``benchmarks/results/<date>-models-batch<N>.json`` after each model.
+operators that lose most are listed. With ``--quantise``, all contenders get the model that ONNX Runtime's quantiser
+makes, and this plugin the float32 model, too. Writes ``benchmarks/results/<date>-models-batch<N>.json`` after each
+model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +26,7 @@ import onnx
 import typer
 from _common import current_environment, result_path, show, write_results
 from _models import ModelResult, measure, peak_table, summary
+from _quantised import How, quantised
 
 from benchmarks.networks import models
 from tvm_ext.bench.compare import STOCK_BUDGET_S, result_table
@@ -44,6 +48,10 @@ def load(name: str, batch: int, sequence: int) -> onnx.ModelProto:
     return models.build_model(name, batch, sequence) if models.is_name(name) else load_onnx(name)
 
 
+def _quantised(model: Callable[[], onnx.ModelProto], how: How) -> onnx.ModelProto:
+    return quantised(model(), how)
+
+
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Built-in names or ONNX files; all built-in ones.")] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes; 1.")] = None,
@@ -54,17 +62,21 @@ def main(
     ] = None,
     stock_budget_s: Annotated[float, typer.Option(help="Seconds of runs that stock TVM is given.")] = STOCK_BUDGET_S,
     explain: Annotated[bool, typer.Option(help="List the operators that make a model slower than a peer.")] = False,
+    quantise: Annotated[How | None, typer.Option(help="Time the model as ONNX Runtime quantises it.")] = None,
     output: Annotated[Path | None, typer.Option(help="Where to write the JSON; one batch size only.")] = None,
 ) -> None:
     """Time models and write the results."""
     for size in batch or [1]:
         environment = current_environment()
-        what = f"models-batch{size}"
+        what = f"models-{f'{quantise}-' if quantise else ''}batch{size}"
         path = result_path(what, environment, output)
         results: list[ModelResult] = []
         for name, tokens in runs(names or models.names(), sequence or [16, 128]):
             settings = {"rounds": rounds, "stock_budget_s": stock_budget_s}
-            model = partial(load, name, size, tokens)
+            model = floating = partial(load, name, size, tokens)
+            if quantise is not None:
+                model = partial(_quantised, floating, quantise)
+                settings["floating"] = floating
             result = measure(Path(name).name, model, peer or None, 1.0 if explain else 0.0, **settings)
             if result is not None:
                 results.append(result)

@@ -65,7 +65,7 @@ def use_integers(graph: OnnxGraph) -> OnnxGraph:
 
 
 def _moved(pen: Pen, makers: Mapping[str, onnx.NodeProto], reader: onnx.NodeProto | None) -> bool:
-    """Write the node over bytes, if it only moves them from a DequantizeLinear to a QuantizeLinear of the same scale."""
+    """Write the node over bytes, if it moves them from a DequantizeLinear to a QuantizeLinear of the same scale."""
     codes = _codes(pen, makers, pen.x)
     if codes is None or reader is None or len(pen.output) > 1 or not _quantises(pen, reader):
         return False
