@@ -44,6 +44,8 @@ FEW_CHANNELS = 16
 
 _EXACT_FLOATS = 1 << 24
 """Whole numbers up to here are float32."""
+_LARGEST_TERM = 255 * 128
+"""Of a byte, or the difference of two, and a weight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,24 +60,25 @@ class _Shifted:
 class NarrowProducts:
     """Rewrite int32 products and convolutions of widened bytes by constants, where ``device`` has an instruction.
 
-    Depthwise convolutions, which have no reduction over channels, are computed in float32 where that is exact.
+    Depthwise convolutions, which have no reduction over channels, are computed in float32 where that is exact: what
+    fills blocks of channels by its blocked form, from bytes, the others here.
     """
 
     def __init__(self, device: DeviceSpec) -> None:
-        self.row = dot_instruction(device, "uint8", "int8", "int32")
+        self.row, self.lanes = dot_instruction(device, "uint8", "int8", "int32"), device.teu_lanes
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         if self.row is None:
             return copy_module(mod)
         # Layouts are decided by who reads what: widened operands that nobody reads go.
-        return relax.transform.DeadCodeElimination()(_Narrowing(mod, self.row).run())
+        return relax.transform.DeadCodeElimination()(_Narrowing(mod, self.row, self.lanes).run())
 
 
 @expr_mutator
 class _Narrowing(CallRewriter):
-    def __init__(self, mod: IRModule, row: DotInstruction) -> None:
+    def __init__(self, mod: IRModule, row: DotInstruction, lanes: int) -> None:
         super().__init__(mod)
-        self.row = row
+        self.row, self.lanes = row, lanes
 
     def rewritten(self, call: Call) -> Expr:
         name = operator_name(call)
@@ -147,7 +150,10 @@ class _Narrowing(CallRewriter):
         if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCHW", "OIHW", "NCHW"):
             return call
         if weights.shape[1] == 1 and int(attrs.groups) > 1:
-            return self._depthwise(call, weights)
+            if weights[0].size * _LARGEST_TERM > _EXACT_FLOATS:
+                return call
+            if weights.shape[0] != int(attrs.groups) or weights.shape[0] % self.lanes:
+                return self._in_floats(call, weights)
         data, pads = self._unsigned(data), [int(pad) for pad in attrs.padding]
         if any(pads) and not isinstance(data.zero, int):
             return call
@@ -159,10 +165,7 @@ class _Narrowing(CallRewriter):
         sums = _again(call, data.x, weights, "int32", pads)
         return self._corrected(sums, data.zero, _met(call, weights, pads))
 
-    def _depthwise(self, call: Call, weights: Array) -> Expr:
-        most = int(np.abs(weights.astype(np.int32)).sum(axis=(1, 2, 3)).max()) * 2 * 255
-        if most > _EXACT_FLOATS:
-            return call
+    def _in_floats(self, call: Call, weights: Array) -> Expr:
         real = self.builder_.emit(relax.op.astype(call.args[0], "float32"))
         pads = [int(pad) for pad in call.attrs.padding]
         sums = self.builder_.emit(_again(call, real, weights.astype(np.float32), "float32", pads))

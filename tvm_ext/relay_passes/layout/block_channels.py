@@ -167,7 +167,11 @@ class _Rewrite(CallRewriter):
         data, weight = operator.call.args
         compute = depthwise_convolution(ConvWindow.of(operator.call.attrs))
         hint = f"depthwise_conv2d_NCHW{self.block}c"
-        return self.builder_.call_te(compute, self._blocked(data), weight, primfunc_name_hint=hint)
+        if str(data.ty.dtype) != "uint8":
+            return self.builder_.call_te(compute, self._blocked(data), weight, primfunc_name_hint=hint)
+        real = relax.const(weight.value.numpy().astype("float32"))  # sums of so few bytes are exact
+        sums = self.builder_.emit(self.builder_.call_te(compute, self._blocked(data), real, primfunc_name_hint=hint))
+        return relax.op.astype(sums, "int32")
 
     def _pool(self, operator: Operator) -> Expr:
         attrs = operator.call.attrs

@@ -188,7 +188,7 @@ def convolution(
 
 
 def depthwise_convolution(window: ConvWindow) -> Callable[[TeTensor, TeTensor], TeTensor]:
-    """One filter per channel, NCHW[b]c to NCHW[b]c, with weights (c, 1, kh, kw)."""
+    """One filter per channel, NCHW[b]c to NCHW[b]c, with weights (c, 1, kh, kw); bytes are read as float32."""
 
     def compute(data: TeTensor, weight: TeTensor) -> TeTensor:
         taps = shape_of(weight)[2:]
@@ -200,7 +200,9 @@ def depthwise_convolution(window: ConvWindow) -> Callable[[TeTensor, TeTensor], 
         def product(n: Expr, co: Expr, y: Expr, x: Expr, ci: Expr) -> Expr:
             rows = y * window.strides[0] + ky * window.dilation[0]
             columns = x * window.strides[1] + kx * window.dilation[1]
-            return te.sum(padded[n, co, rows, columns, ci] * weight[co * block + ci, 0, ky, kx], axis=[ky, kx])
+            value = padded[n, co, rows, columns, ci]
+            value = value.astype("float32") if str(data.dtype) == "uint8" else value
+            return te.sum(value * weight[co * block + ci, 0, ky, kx], axis=[ky, kx])
 
         return te.compute((n, outer, height, width, block), product, name="depthwise_conv2d_blocked")
 

@@ -57,15 +57,16 @@ where blocks let Winograd's form take it; the transform before that is of a thir
 def gain(operator: Operator) -> float:
     """What the operator itself gains by working blocked, in elements of a transform."""
     points = float(prod(operator.shape))
+    is_narrow_product = str(operator.variable.ty.dtype) == "int32"
     if operator.role == "convolution":
         _, depth, *taps = shape_of(operator.call.args[1])
         flops = 2.0 * points * depth * prod(taps)
-        if str(operator.variable.ty.dtype) != "float32":
+        if is_narrow_product:
             return NARROW_PRODUCTS_GAIN * flops / FLOPS_PER_ELEMENT
         plain = tuple(taps) == (1, 1) and ConvWindow.of(operator.call.attrs).moves_by_one
         return (PRODUCT_GAIN if plain else WINDOW_GAIN) * flops / FLOPS_PER_ELEMENT
     if operator.role == "depthwise":
-        if not ConvWindow.of(operator.call.attrs).moves_by_one:
+        if is_narrow_product or not ConvWindow.of(operator.call.attrs).moves_by_one:
             return points * STRIDED_DEPTHWISE_GAIN
         is_narrow = operator.shape[3] < NARROW_BLOCKS * operator.block
         return points * (NARROW_DEPTHWISE_GAIN if is_narrow else DEPTHWISE_GAIN)
