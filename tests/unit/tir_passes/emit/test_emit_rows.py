@@ -74,6 +74,17 @@ def test_softmax_of_any_length(length, log, rng):
     assert np.abs(run(kernel, choice, [x], x.shape, "float32") - expected).max() < (2e-5 if log else 1e-6)
 
 
+@pytest.mark.parametrize("rows", [(12, 16), (7, 9), (5, 7), (1, 2)])  # turns of four, three, one and two rows
+@pytest.mark.parametrize("length", [16, 20, 49, 64, 79])
+@pytest.mark.parametrize("log", [False, True])
+def test_short_rows_take_turns(rows, length, log, rng):
+    x = (5 * rng.standard_normal((*rows, length))).astype("f4")
+    kernel, choice = constructed(legalised(op.nn.log_softmax if log else op.nn.softmax, x.shape))
+    expected = softmax(x.astype("f8"))
+    expected = np.log(expected) if log else expected
+    assert np.abs(run(kernel, choice, [x], x.shape, "float32") - expected).max() < (2e-5 if log else 1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_softmax_of_masked_rows(dtype, rng):
     x = rng.standard_normal((4, 50)).astype(dtype)

@@ -128,7 +128,7 @@ def turned_squares(computation: Computation, device: DeviceSpec) -> TurnedSquare
     """
     variables = computation.variables
     written = flat_form(computation.target, computation.indices, variables, computation.extents)
-    if computation.is_reduction or written is None or written[0].count(1) != 1 or _has_guard(computation.value):
+    if computation.is_reduction or written is None or written[0].count(1) != 1 or has_guard(computation.value):
         return None
     inner = variables[written[0].index(1)]
     loads: list[TensorLoad] = []
@@ -160,7 +160,7 @@ def turned_squares(computation: Computation, device: DeviceSpec) -> TurnedSquare
     )
 
 
-def _has_guard(value: Expr) -> bool:
+def has_guard(value: Expr) -> bool:
     """Whether a condition says which loads of ``value`` may be made."""
     found: list[bool] = []
     structural_walk(value, (Call, lambda call: found.append(call.op.same_as(IF_THEN_ELSE))))
