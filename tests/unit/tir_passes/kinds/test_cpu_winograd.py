@@ -160,6 +160,13 @@ def test_taken_where_the_model_expects_a_gain():
     assert not isinstance(part_of(large, winograd="off"), cpu_winograd.WinogradPart)
 
 
+def test_images_of_few_pixels_read_the_smaller_weights():
+    """9.4 MB instead of 16.8, which take longer than the sums of 2 x 2 pixels; not than those of 14 x 14."""
+    few, many = (convolution(1, 512, 512, size, size) for size in (2, 14))
+    assert not isinstance(part_of(few), cpu_winograd.WinogradPart)
+    assert isinstance(part_of(many), cpu_winograd.WinogradPart)
+
+
 def test_the_report_says_what_direct_sums_would_take():
     _, choice = constructed_with(convolution(1, 128, 128, 28, 28), "auto")
     assert "direct sums would take" in choice.reason
@@ -168,7 +175,7 @@ def test_the_report_says_what_direct_sums_would_take():
 
 def test_fast_takes_the_faster_of_both_forms():
     """More outputs of a tile are less work, and more weights to load."""
-    wide, deep = convolution(1, 64, 64, 56, 56), convolution(1, 512, 512, 4, 2)
+    wide, deep = convolution(1, 64, 64, 56, 56), convolution(8, 512, 512, 4, 2)
     assert [part_of(func, winograd="fast")._ranked[0][0].outputs for func in (wide, deep)] == [4, 2]
 
 
