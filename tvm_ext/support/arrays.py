@@ -48,6 +48,11 @@ def _winograd(filters: Array, m: int) -> Array:
     return made
 
 
+def is_aligned(array: Array) -> bool:
+    """Whether ``array`` starts where `aligned_empty` would have it."""
+    return array.ctypes.data % _LINE_BYTES == 0
+
+
 def aligned_empty(shape: Sequence[int], dtype: DType) -> Array:
     """An array in row-major order that starts at a cache line, as `tvm.runtime.empty` would have it.
 

@@ -97,7 +97,7 @@ def _bind_constants(graph: OnnxGraph, constants: Mapping[str, npt.ArrayLike]) ->
     for name, given in constants.items():
         _require_known(graph, name)
         declared = next(value for value in graph.inputs if value.name == name)
-        bound[name] = np.asarray(given)
+        bound[name] = np.array(given)  # the caller may write to theirs afterwards
         _check_constant(declared, bound[name])
     inputs = tuple(value for value in graph.inputs if value.name not in bound)
     return replace(graph, inputs=inputs, constants={**graph.constants, **bound})

@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tvm_ext.support.arrays import Array
+from tvm_ext.support.arrays import Array, aligned_empty
 
 from .graph import GraphEdit, OnnxGraph, attribute, count_uses, is_standard, rank_of, with_operands
 from .infer import infer_types
@@ -220,8 +220,7 @@ def _scaled_or_shifted(
     if node.op_type == "Add":
         bias_name = edit.constant(f"{weight_name}_bias", (old_bias + per_channel).astype(weight.dtype))
     else:
-        scaled = _scaled_weight(producer, weight.astype(np.float64), per_channel).astype(weight.dtype)
-        weight_name = edit.constant(f"{weight_name}_scaled", scaled)
+        weight_name = edit.constant(f"{weight_name}_scaled", _scaled_weight(producer, weight, per_channel))
         if bias is not None:
             bias_name = edit.constant(f"{bias_name}_scaled", (old_bias * per_channel).astype(weight.dtype))
     inputs = [producer.input[0], weight_name, *([bias_name] if bias_name else [])]
@@ -252,14 +251,20 @@ def _per_channel(constant: Array, rank: int, channels: int) -> Array | None:
 
 def _scaled_weight(node: onnx.NodeProto, weight: Array, factor: Array) -> Array:
     if node.op_type == "Conv":
-        return np.asarray(weight * factor.reshape((-1,) + (1,) * (weight.ndim - 1)))
+        return _product(weight, factor.reshape((-1,) + (1,) * (weight.ndim - 1)))
     if node.op_type == "Gemm":
-        return np.asarray(weight * (factor[:, None] if attribute(node, "transB", 0) else factor))
+        return _product(weight, factor[:, None] if attribute(node, "transB", 0) else factor)
     # ConvTranspose: output channel m of group g is weight[g * C/group : (g+1) * C/group, m].
     group = int(attribute(node, "group", 1))
     grouped = weight.reshape((group, weight.shape[0] // group, *weight.shape[1:]))
     factors = factor.reshape((group, 1, weight.shape[1]) + (1,) * (weight.ndim - 2))
-    return np.asarray((grouped * factors).reshape(weight.shape))
+    return _product(grouped, factors).reshape(weight.shape)
+
+
+def _product(weight: Array, factor: Array) -> Array:
+    """In float64 and rounded once, without a copy of the weights in float64: NumPy converts a few of them at a time."""
+    made = aligned_empty(weight.shape, weight.dtype)
+    return np.multiply(weight, factor, out=made, dtype=np.float64, casting="same_kind")
 
 
 def split_biases(graph: OnnxGraph) -> OnnxGraph:

@@ -7,6 +7,7 @@ model's inputs followed by its parameters.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
@@ -17,7 +18,8 @@ import onnx
 from tvm_ext import _tvm
 from tvm_ext._tvm import Expr, IRModule, Tensor, Var
 from tvm_ext.errors import InputError, ModelError
-from tvm_ext.support.arrays import DType
+from tvm_ext.support.arrays import Array, DType, is_aligned
+from tvm_ext.support.tensors import tensor_over
 
 from ..recurrent.loop import open_steps
 from .bind_inputs import RequestedDim, bind_inputs, declared_dims
@@ -248,7 +250,26 @@ def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[IRMod
         OUTPUT_NAMES: list(graph.output_names),
     }
     mod["main"] = mod["main"].with_attrs(attributes)
-    return mod, {name: _tvm.tensor(np.ascontiguousarray(graph.constants[name])) for name in parameters}
+    return mod, _tensors(graph.constants, parameters)
+
+
+def _tensors(constants: Mapping[str, Array], parameters: Sequence[str]) -> dict[str, Tensor]:
+    """The parameters as tensors, each in memory of its own: where an array has that, in its memory."""
+    owners = Counter(id(_owner(value)) for value in constants.values())
+    tensors = {}
+    for name in parameters:
+        value = np.ascontiguousarray(constants[name])
+        is_own = value.flags.writeable and owners[id(_owner(value))] == 1
+        tensors[name] = tensor_over(value) if is_own and is_aligned(value) else _tvm.tensor(value)
+    return tensors
+
+
+def _owner(value: Array) -> object:
+    """What has allocated the array's memory."""
+    owner: object = value
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
+    return owner
 
 
 def _relax_shapes(graph: OnnxGraph) -> dict[str, list[Expr | int]]:
