@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "rammer_runtime.py",
         "threads_beside.py",
         "compile_time.py",
+        "memory.py",
         "model_quality.py",
         "rammer_runtime.py",
         f"ablation.py --plot {DOCS / 'ablation.png'}",
