@@ -31,7 +31,6 @@ from _schedules import gantt_file, unit_activity
 from rich.table import Table
 
 from benchmarks.networks import models
-from tests.support.schedule_check import check_schedule
 from tvm_ext import relay
 from tvm_ext._tvm import IRModule
 from tvm_ext.cost.schedule_simulator import ScheduleTimes, simulate
@@ -42,6 +41,7 @@ from tvm_ext.records.rammer import RegionRecord
 from tvm_ext.records.rtasks import Need, RTaskGraph, RTaskSchedule, VDevice
 from tvm_ext.relay_passes.region_records import chosen_kernels
 from tvm_ext.relay_passes.wavefronts.policies import schedule
+from tvm_ext.relay_passes.wavefronts.schedule_check import check_schedule
 
 PAPER = Path(__file__).resolve().parent / "workloads" / "rammer_models.csv"
 DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")

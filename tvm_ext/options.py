@@ -118,13 +118,14 @@ class BuildOptions:
         (Bolt, §3.2), compiled here by nvcc, some 10 to 35 s each the first time. True: wherever a template serves;
         ``"auto"``: where the models predict it to be faster than a kernel of ours; False: nowhere.
     profile_cutlass
-        Whether templates are ranked by measurements. ``"auto"``: by those that the database has, and nothing is
-        measured; True: what is not known yet is measured first, where the GPU is (some minutes a model; docs/bolt.md);
-        False: by the model alone.
+        Whether templates are ranked by measurements. ``"auto"``: by those that the database has; True: unknown ones are
+        measured first, where the GPU is (some minutes a model; docs/bolt.md); False: by the model alone.
     database
         Where measurements are kept: ``"auto"`` (the cache folder, or ``TVM_EXT_DATABASE``), ``"off"``, or a file.
     enable_rammer
         On CPUs: whether one schedule runs the rTasks of many operators (Rammer); ``"auto"``: where it should be faster.
+    rammer_policy
+        By which of `relay_passes.wavefronts.policies` rTasks are given to cores, yours by `register_policy` among them.
     bounds
         What becomes of an index outside its axis, and of an integer divided by 0, that is only known at run time:
         ``"error"`` of ``run`` on CPUs; ``"wrap"``, and on GPUs, the index modulo the extent, and 0.
@@ -157,6 +158,7 @@ class BuildOptions:
     profile_cutlass: bool | Literal["auto"] = "auto"
     database: str = "auto"
     enable_rammer: bool | Literal["auto"] = False
+    rammer_policy: str = "list"
     bounds: Literal["error", "wrap"] = "error"
     guard_memory: bool = False
 

@@ -277,9 +277,9 @@ def rammer_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transfo
     # Behind construction, which says how long kernels take, and while calls still say what depends on what.
     if device.kind == "cpu":
         known = partial(known_rtask_times, options)
-        return [SplitRTasks(device), ScheduleWavefronts(device, options.enable_rammer, known)]
+        return [SplitRTasks(device), ScheduleWavefronts(device, options.enable_rammer, known, options.rammer_policy)]
     # A GPU has no runtime of ours: a schedule becomes one more kernel, which the graph calls as any other.
-    schedules = ScheduleWavefronts(device, options.enable_rammer)
+    schedules = ScheduleWavefronts(device, options.enable_rammer, policy=options.rammer_policy)
     return [SplitLaunches(device), schedules, MergeRTasks(device, compiled_use), CallMerged()]
 
 

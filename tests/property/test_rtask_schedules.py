@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from tests.support.rtask_interleavings import faults, with_entry, without_one_wait
-from tests.support.schedule_check import check_schedule
 from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.rtask_order import ProgramOrder, walk
@@ -23,6 +22,7 @@ from tvm_ext.relay_passes.wavefronts.kernel_choice import KernelChoices, MakeDev
 from tvm_ext.relay_passes.wavefronts.known_entries import KnownEntries, KnownTogether
 from tvm_ext.relay_passes.wavefronts.policies import POLICIES, schedule
 from tvm_ext.relay_passes.wavefronts.program_plan import MOST_EXACT
+from tvm_ext.relay_passes.wavefronts.schedule_check import check_schedule
 from tvm_ext.relay_passes.wavefronts.wavefront_policy import plan_waves, waves
 
 US = 1e-6

@@ -58,8 +58,8 @@ from tvm_ext.records.rtasks import RTaskGraph, RTaskSchedule
 from .region_records import chosen_kernels, region_record
 from .rtask_graphs import RTaskRegion, bytes_of, is_static, sequential_seconds
 from .rtask_regions import Layer, is_output, layers_of, users_of
+from .wavefronts.policies import STANDARD_POLICY, require_policy, schedule_by_choice
 from .wavefronts.policies import schedule as schedule_by_policy
-from .wavefronts.policies import schedule_by_choice
 
 Mode = bool | Literal["auto"]
 KnownTimes = Callable[[Mapping[str, MeasuredWorkload]], RTaskTimes]
@@ -81,15 +81,21 @@ class ScheduleWavefronts:
         operator after the other.
     known
         Gives measured times of rTasks, by which the policy goes where there are some; None: by the model's alone.
+    policy
+        Its name, see `wavefronts.policies`. Raises OptionError for an unknown one, and where one that was registered
+        makes a schedule that its graph does not allow.
     """
 
-    def __init__(self, device: DeviceSpec, mode: Mode, known: KnownTimes | None = None) -> None:
-        self.device, self.mode, self.known = device, mode, known
+    def __init__(
+        self, device: DeviceSpec, mode: Mode, known: KnownTimes | None = None, policy: str = STANDARD_POLICY
+    ) -> None:
+        require_policy(policy)
+        self.device, self.mode, self.known, self.policy = device, mode, known, policy
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         workloads = _workloads_of(mod, self.device) if self.known is not None else {}
         times = self.known(workloads) if self.known is not None else None
-        build = _Build(self.device, self.mode, splits_of(mod), times)
+        build = _Build(self.device, self.mode, self.policy, splits_of(mod), times)
         result = copy_module(mod)
         for gv, func in mod.functions_items():
             if isinstance(func, RelaxFunction) and isinstance(func.body, relax.SeqExpr):
@@ -156,6 +162,7 @@ class _Build:
 
     device: DeviceSpec
     mode: Mode
+    policy: str
     splits: Mapping[str, RTaskSplit]
     times: RTaskTimes | None
     regions: list[RegionRecord] = field(default_factory=list)
@@ -254,8 +261,8 @@ class _ScheduledFunction:
     def _scheduled_by_choice(self, region: RTaskRegion) -> tuple[RTaskGraph, RTaskSchedule, float | None]:
         """The graph with all kernels, its schedule, and the time by the constructed kernels alone, where others are."""
         graph, make = region.graph(), partial(virtual_device, self.build.device)
-        if not region.has_variants:
-            return graph, schedule_by_policy(graph, make), None
+        if self.build.policy != STANDARD_POLICY or not region.has_variants:
+            return graph, schedule_by_policy(graph, make, self.build.policy), None
         return graph, *schedule_by_choice(graph, region.graph(with_variants=False), make)
 
     def _sequential_s(self, graph: RTaskGraph, schedule: RTaskSchedule) -> float:

@@ -9,7 +9,6 @@ import math
 import numpy as np
 import pytest
 
-from tests.support.schedule_check import check_schedule
 from tvm_ext.records.rtask_order import ProgramOrder, walk
 from tvm_ext.records.rtasks import (
     MOST_COUNT,
@@ -23,6 +22,7 @@ from tvm_ext.records.rtasks import (
     Waits,
 )
 from tvm_ext.records.serialise import from_json, to_json
+from tvm_ext.relay_passes.wavefronts.schedule_check import check_schedule
 
 
 def _kernel(count: int, **fields: object) -> RKernel:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from tvm_ext.cost.schedule_simulator import simulate
+from tvm_ext.errors import OptionError
 from tvm_ext.records.rtasks import RTaskGraph, RTaskProgram, RTaskSchedule
 
 from .kernel_choice import MakeDevice
 from .list_policy import schedule_list, schedule_several
+from .schedule_check import check_schedule
 from .simple_policies import schedule_launches, schedule_round_robin, schedule_shared_queue, schedule_zigzag
 from .wavefront_policy import schedule_waves
 
@@ -25,6 +28,33 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
         "launches": schedule_launches,
     }
 )
+"""Those of this package."""
+
+STANDARD_POLICY = "list"
+
+_REGISTERED: dict[str, Policy] = {}
+
+
+def register_policy(name: str, policy: Policy) -> None:
+    """Make ``policy`` known as ``name`` in this process, or replace what was registered so (paper §3.3, Figure 9).
+
+    It is given a graph of operators, each with its kernels' times and needs, and what makes the vEUs for a program of
+    some kernels; it returns programs that run one after another (`program_plan.ProgramPlan` makes one by appending
+    shares). What it returns is checked: every rTask once, none before the operators that it needs.
+    Raises OptionError for the name of a policy of this package.
+    """
+    if name in POLICIES:
+        raise OptionError(f"{name!r} is a scheduling policy of tvm_ext.", "give yours another name")
+    _REGISTERED[name] = policy
+
+
+def require_policy(name: str) -> None:
+    """Raises OptionError, with the nearest names, unless ``name`` is a policy of ours or was registered."""
+    known = (*POLICIES, *_REGISTERED)
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=2)
+        hint = f"did you mean {' or '.join(map(repr, nearest))}? " if nearest else ""
+        raise OptionError(f"there is no scheduling policy {name!r}.", f"{hint}There are {', '.join(known)}")
 
 
 LEAST_SAVING = 0.02
@@ -48,7 +78,7 @@ def schedule_by_choice(graph: RTaskGraph, one: RTaskGraph, make: MakeDevice) -> 
     return several if simulate(several, graph).makespan_s < constructed_s else constructed, constructed_s
 
 
-def schedule(graph: RTaskGraph, make: MakeDevice, policy: str = "list") -> RTaskSchedule:
+def schedule(graph: RTaskGraph, make: MakeDevice, policy: str = STANDARD_POLICY) -> RTaskSchedule:
     """Who runs which rTask of ``graph`` when, as ``policy`` decides.
 
     Parameters
@@ -58,11 +88,23 @@ def schedule(graph: RTaskGraph, make: MakeDevice, policy: str = "list") -> RTask
     make
         The vEUs for a program of some kernels: ``functools.partial(virtual_device, spec)``.
     policy
-        One of `POLICIES`.
+        One of `POLICIES`, or of those that were registered.
 
     Raises
     ------
     IllegalRewrite
         where an operator has no kernel that fits a unit of the device.
+    OptionError
+        for an unknown policy, and where a registered one makes a schedule that ``graph`` does not allow.
     """
-    return RTaskSchedule(policy=policy, programs=tuple(POLICIES[policy](graph, make)))
+    require_policy(policy)
+    if policy in POLICIES:
+        return RTaskSchedule(policy=policy, programs=tuple(POLICIES[policy](graph, make)))
+    try:
+        made = RTaskSchedule(policy=policy, programs=tuple(_REGISTERED[policy](graph, make)))
+        check_schedule(made, graph)
+    except ValueError as error:
+        raise OptionError(
+            f"scheduling policy {policy!r} made a schedule that cannot be run: {error}.", "correct the policy"
+        ) from error
+    return made

@@ -1,0 +1,97 @@
+"""Policies that users register: what they make is checked, and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.support.small_modules import module_of
+from tvm_ext import relay
+from tvm_ext._tvm import IRModule
+from tvm_ext.errors import OptionError
+from tvm_ext.records.rtasks import RTaskGraph, RTaskProgram, need_of
+from tvm_ext.relay_passes.wavefronts import policies
+from tvm_ext.relay_passes.wavefronts.earliest_finish import append_earliest
+from tvm_ext.relay_passes.wavefronts.kernel_choice import KernelChoices, MakeDevice
+from tvm_ext.relay_passes.wavefronts.policies import Policy
+from tvm_ext.relay_passes.wavefronts.program_plan import ProgramPlan
+
+SETTINGS: dict[str, Any] = {"kernel_cache": "off", "enable_rammer": True, "num_threads": 2}
+
+
+def _branches() -> IRModule:
+    """Two products of one input, joined by a third."""
+    x = relax.Var("x", relax.TensorType((64, 64), "float32"))
+    draw = np.random.default_rng(1)
+    weights = [relax.const(draw.standard_normal((64, 64)).astype("float32")) for _ in range(2)]
+    left, right = (relax.op.matmul(x, weight) for weight in weights)
+    return module_of([x], relax.op.matmul(left, right))
+
+
+def in_order(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]:
+    """A user's policy: the graph's order, fastest kernels, rTasks where they end first."""
+    choices = KernelChoices(graph, make)
+    chosen = [(index, choices.fastest(index)) for index in range(len(graph.operators))]
+    plan = ProgramPlan(graph, choices.device(need_of(choices.kernel(*pair) for pair in chosen)))
+    for pair in chosen:
+        append_earliest(plan, *pair)
+    return [plan.program()]
+
+
+def without_an_operator(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]:
+    (program,) = in_order(graph, make)
+    last = len(graph.operators) - 1
+    streams = tuple(tuple(entry for entry in stream if entry.operator != last) for stream in program.streams)
+    return [replace(program, streams=streams)]
+
+
+def without_any_wait(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]:
+    (program,) = in_order(graph, make)
+    streams = tuple(tuple(replace(entry, waits=()) for entry in stream) for stream in program.streams)
+    return [replace(program, streams=streams)]
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Policy], None]:
+    monkeypatch.setattr(policies, "_REGISTERED", {})
+    return policies.register_policy
+
+
+def test_a_policy_of_a_users_own(registered: Callable[[str, Policy], None]) -> None:
+    registered("in order", in_order)
+    mod = _branches()
+    library = relay.build(mod, "llvm", rammer_policy="in order", **SETTINGS)
+    record = library.report.rammer
+    assert record is not None
+    assert {region.policy for region in record.regions} == {"in order"}
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype("float32")
+    wanted = relay.build(mod, "llvm", kernel_cache="off").vm()["main"](x).numpy()
+    np.testing.assert_allclose(library.vm()["main"](x).numpy(), wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "match"),
+    [
+        (without_an_operator, "do not run once each"),
+        (without_any_wait, "may begin before operator"),
+        (lambda _graph, _make: [], "at least one program"),
+    ],
+)
+def test_schedules_of_a_users_policy_are_checked(
+    registered: Callable[[str, Policy], None], policy: Policy, match: str
+) -> None:
+    registered("mine", policy)
+    with pytest.raises(OptionError, match=f"'mine' made a schedule that cannot be run: .*{match}"):
+        relay.build(_branches(), "llvm", rammer_policy="mine", **SETTINGS)
+
+
+def test_policies_have_names(registered: Callable[[str, Policy], None]) -> None:
+    with pytest.raises(OptionError, match="'list' is a scheduling policy of tvm_ext"):
+        registered("list", in_order)
+    with pytest.raises(OptionError, match="did you mean 'wavefront'"):
+        relay.build(_branches(), "llvm", rammer_policy="wavefronts", **SETTINGS)
