@@ -98,11 +98,11 @@ def _core_seconds(func: PrimFunc, device: DeviceSpec) -> float | None:
     """The model's time of ``func`` on one core, without starting its threads; None where it has none."""
     text = func.attrs.get(CHOICE) if func.attrs else None
     choice = None if text is None else from_json(KernelChoice, str(text))
-    if choice is None or choice.program is None:
+    if choice is None:
         return None
     if choice.expected_s is not None:
         return choice.expected_s * device.unit_count
-    return choice.program.work_s()
+    return None if choice.program is None else choice.program.work_s()
 
 
 def _check(func: PrimFunc) -> None:

@@ -10,6 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from tvm import te
 
 from tests.unit.kernels import constructed, from_te, run, unscheduled_operator
+from tvm_ext._tvm import IRModule
 from tvm_ext.analysis.computations import read_operator
 from tvm_ext.analysis.tile_workload import KERNELS
 from tvm_ext.analysis.winograd import find_convolution
@@ -17,12 +18,14 @@ from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import IllegalRewrite, OptionError
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
+from tvm_ext.records.rtask_split import RTASKS, RTaskSplit
 from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuning import WinogradTile
 from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.kinds import cpu_winograd
 from tvm_ext.tir_passes.kinds.kernel_kind import chosen_forms
 from tvm_ext.tir_passes.kinds.registry import divisions
+from tvm_ext.tir_passes.split_rtasks import SplitRTasks
 
 WIDE, NARROW = lookup("cpu-epyc-zen5"), lookup("cpu-cascade-lake-avx2")
 
@@ -210,3 +213,13 @@ def test_find_convolution_reads_the_axes():
     assert found.extents(*found.images, *found.filters, *found.channels, found.y, found.x) == [2, 3, 16, 2, 16, 5, 7]
     assert found.strides(*found.filters, *found.channels, *found.taps) == [16 * 288, 288, 144, 9, 3, 1]
     assert find_convolution(dataclasses.replace(anchor, combiner="max")) is None
+
+
+def test_schedules_of_rtasks_go_by_its_time() -> None:
+    """It has no rProgram; by its instructions it was taken for 20 times as long."""
+    kernel, choice = constructed_with(convolution(1, 64, 64, 28, 28), "auto")
+    assert choice.program is None
+    assert choice.expected_s is not None
+    made = SplitRTasks(WIDE)(IRModule({"k": kernel}))
+    split = from_json(RTaskSplit, str(made["k"].attrs[RTASKS]))
+    assert split.time_s == pytest.approx(choice.expected_s * WIDE.unit_count)
