@@ -26,6 +26,7 @@ CELL_TIMEOUT_S = 600
 SMALLER = {
     "quickstart": {'"squeezenet"': '"mlp"'},
     "own_passes": {'"squeezenet"': '"mlp"'},
+    "own_policy": {'"inception_v1"': '"mlp"', "(1, 3, 224, 224)": "(1, 784)"},
     "resnet": {'"resnet50"': '"mlp"', "rounds=5, stock_budget_s=5": "rounds=1, stock_budget_s=0.1"},
     "bert": {
         "bert.build_minilm(batch=1, sequence=128)": '"mlp"',
@@ -88,6 +89,14 @@ def test_pipeline_mixes_our_passes_with_stock_ones(is_whole: bool, tmp_path: Pat
     assert float(difference[1]) < 1e-5
 
 
+@whole_or_smaller
+def test_a_policy_of_ones_own(is_whole: bool, tmp_path: Path) -> None:
+    lines = run_on(EXAMPLES / "own_policy.py", is_whole, tmp_path).splitlines()
+    found = [re.fullmatch(r"(\S+): (\S+) ms predicted, class (\d+)", line) for line in lines]
+    assert [match and match[1] for match in found] == ["list", "wavefront", "longest-first"]
+    assert len({match and match[3] for match in found}) == 1
+
+
 @pytest.mark.slow
 def test_repvgg(tmp_path: Path) -> None:
     arguments = ("--size", "32", "--rounds", "1", "--device", "nvidia-a100", "--variant", "ReLU")
@@ -101,7 +110,7 @@ def test_repvgg(tmp_path: Path) -> None:
 
 
 def test_every_script_has_a_test() -> None:
-    assert [path.name for path in SCRIPTS] == ["own_passes.py", "quickstart.py", "repvgg.py"]
+    assert [path.name for path in SCRIPTS] == ["own_passes.py", "own_policy.py", "quickstart.py", "repvgg.py"]
     assert [path.name for path in NOTEBOOKS] == ["bert.ipynb", "resnet.ipynb"]
 
 
