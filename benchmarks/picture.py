@@ -1,6 +1,6 @@
 """README's picture: how much faster than its peers each model of a committed result ran.
 
-python benchmarks/picture.py benchmarks/results/2026-11-24-models-batch1.json -o docs/speed.png
+python benchmarks/picture.py benchmarks/results/2026-11-27-models-batch1-zen5.json -o docs/speed.png
 """
 
 from __future__ import annotations
