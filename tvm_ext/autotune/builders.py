@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tvm_ext._tvm import IRModule, PassContext, Target, load_json, tensor, tvm
+from tvm_ext._tvm import CPU_PIPELINE, IRModule, PassContext, Target, load_json, tensor, tvm
 from tvm_ext.core_count import usable_core_count
 from tvm_ext.errors import MeasurementError, TvmExtError
 from tvm_ext.records.kernel_job import Failure, KernelJob
@@ -70,7 +70,8 @@ def _library(module: str, target: str) -> bytes:
     if not isinstance(loaded, IRModule):
         raise KernelError("compile_failed", "the job's module is no IRModule")
     with PassContext(), Target(target) as known:
-        built = tvm.tirx.build(loaded, target=known, pipeline="default")
+        pipeline = CPU_PIPELINE if str(known.kind.name) == "llvm" else "default"
+        built = tvm.tirx.build(loaded, target=known, pipeline=pipeline)
     with temporary_folder("build") as folder:
         path: Path = folder / "kernel.so"
         built.export_library(str(path))

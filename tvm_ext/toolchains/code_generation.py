@@ -56,6 +56,7 @@ from tvm_ext.support.kernel_cache import (
 )
 from tvm_ext.support.limited_process import worker_threads
 from tvm_ext.support.shared_library import load_library
+from tvm_ext.tir_passes.guard_indices import GuardIndices
 
 from . import host_compiler
 
@@ -147,7 +148,8 @@ def generate_whole(lowered: IRModule, target: Target) -> GeneratedCode:
     merged = any(is_merged(func) for _, func in lowered.functions_items())
     own = CPU_PIPELINE if str(target.kind.name) == "llvm" else "default"
     pipeline = RKERNEL_PIPELINE if merged else own
-    return GeneratedCode(executable=relax.build(lowered, target, relax_pipeline=None, tir_pipeline=pipeline))
+    guarded = tvm.transform.Sequential([GuardIndices()])(lowered)
+    return GeneratedCode(executable=relax.build(guarded, target, relax_pipeline=None, tir_pipeline=pipeline))
 
 
 def _plans(lowered: IRModule) -> list[SchedulePlan]:

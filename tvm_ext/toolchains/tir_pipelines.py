@@ -11,6 +11,7 @@ from tvm_ext._tvm import Call, Expr, IRModule, PassContext, call_pure_extern, mo
 from tvm_ext.analysis.launches import is_merged, lower_merged
 from tvm_ext.options import BuildOptions
 from tvm_ext.tir_passes.drop_argument_checks import DropArgumentChecks
+from tvm_ext.tir_passes.guard_indices import GuardIndices
 from tvm_ext.tir_passes.keep_on_stack import KeepOnStack
 from tvm_ext.tir_passes.name_device import NameDevice
 from tvm_ext.tir_passes.outline_rtasks import OutlineRTasks
@@ -32,10 +33,9 @@ def tir_pipeline() -> Any:
 
     def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         options = BuildOptions.current()
-        if options.enable_pipelining is not False:
-            passes = [AutoPipeline(wishes=wishes_of(options)), InjectPipelines()]
-            mod = tvm.transform.Sequential(passes)(mod)
-        return stock(mod)
+        pipelines = [AutoPipeline(wishes=wishes_of(options)), InjectPipelines()]
+        passes = [*(pipelines if options.enable_pipelining is not False else ()), GuardIndices()]
+        return stock(tvm.transform.Sequential(passes)(mod))
 
     return module_pass(run, opt_level=0, name="tvm_ext.tir"), finalize_host, finalize_device
 
@@ -43,7 +43,7 @@ def tir_pipeline() -> Any:
 def cpu_pipeline() -> Any:
     """The registered TIR pipeline ``"tvm_ext.cpu"``: stock TVM's, with tiles' sums on the stack; a triple as above."""
     stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
-    passes = [_sharing_soundly(stock), KeepOnStack(), DropArgumentChecks()]
+    passes = [GuardIndices(), _sharing_soundly(stock), KeepOnStack(), DropArgumentChecks()]
     return tvm.transform.Sequential(passes, name="tvm_ext.cpu"), finalize_host, finalize_device
 
 
@@ -73,7 +73,7 @@ def rkernel_pipeline() -> Any:
     Merged kernels have passed through most of it before they were merged.
     """
     stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
-    passes = tvm.transform.Sequential([stock, KeepOnStack(), NameDevice()], name="tvm_ext.rkernels")
+    passes = tvm.transform.Sequential([GuardIndices(), stock, KeepOnStack(), NameDevice()], name="tvm_ext.rkernels")
 
     def run(mod: IRModule, _context: tvm.transform.PassContext) -> IRModule:
         merged = {gv: func for gv, func in mod.functions_items() if is_merged(func)}
