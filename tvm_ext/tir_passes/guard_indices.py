@@ -19,9 +19,11 @@ from tvm_ext._tvm import (
     PassContext,
     PrimFunc,
     TensorLoad,
+    Var,
     copy_module,
     ir,
     module_pass,
+    structural_equal,
     structural_map,
     structural_walk,
     tirx,
@@ -30,7 +32,7 @@ from tvm_ext._tvm import (
 
 @module_pass(opt_level=0, name="tvm_ext.GuardIndices")
 class GuardIndices:
-    """Before stock TVM's pipeline: rewrite the divisions of offset values in tensors' indices that have several."""
+    """Before stock TVM's pipeline: rewrite the divisions of offset values in indices that it would get wrong."""
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         result = copy_module(mod)
@@ -79,11 +81,31 @@ def _bind_thread(analyzer: Analyzer, statement: tirx.AttrStmt) -> None:
 
 
 def _is_at_risk(indices: Sequence[Expr]) -> bool:
-    """Whether there are several quotients and remainders, one of them of a value with an offset."""
-    found: list[Expr] = []
+    """Whether two quotients or remainders are of other values of the same variables, and one value has an offset.
+
+    That of ``v // 7`` and ``v % 7`` is the same value, to which stock TVM puts them together. It does nothing where any
+    index has a minimum or maximum.
+    """
+    divisions: list[Expr] = []
+    refused: list[Expr] = []
     for index in indices:
-        structural_walk(index, [(tirx.FloorDiv, found.append), (tirx.FloorMod, found.append)])
-    return len(found) > 1 and any(_has_offset(division.a) for division in found)
+        structural_walk(index, [(kind, divisions.append) for kind in (tirx.FloorDiv, tirx.FloorMod)])
+        structural_walk(index, [(kind, refused.append) for kind in (tirx.Min, tirx.Max)])
+    if len(divisions) < 2 or refused:
+        return False
+    dividends = [division.a for division in divisions]
+    return any(
+        _variables(one) == _variables(other) and not structural_equal(one, other)
+        for one in dividends
+        if _has_offset(one)
+        for other in dividends
+    )
+
+
+def _variables(value: Expr) -> frozenset[Var]:
+    found: list[Var] = []
+    structural_walk(value, (Var, found.append))
+    return frozenset(found)
 
 
 def _has_offset(value: Expr) -> bool:
