@@ -81,10 +81,10 @@ def _bind_thread(analyzer: Analyzer, statement: tirx.AttrStmt) -> None:
 
 
 def _is_at_risk(indices: Sequence[Expr]) -> bool:
-    """Whether two quotients or remainders are of other values of the same variables, and one value has an offset.
+    """Whether two quotients or remainders are of the same variables, and one of a value with an offset.
 
-    That of ``v // 7`` and ``v % 7`` is the same value, to which stock TVM puts them together. It does nothing where any
-    index has a minimum or maximum.
+    ``v // 7`` and ``v % 7`` are of the same value by the same divisor: stock TVM puts them together again, which is
+    right. It does nothing where any index has a minimum or maximum.
     """
     divisions: list[Expr] = []
     refused: list[Expr] = []
@@ -93,12 +93,12 @@ def _is_at_risk(indices: Sequence[Expr]) -> bool:
         structural_walk(index, [(kind, refused.append) for kind in (tirx.Min, tirx.Max)])
     if len(divisions) < 2 or refused:
         return False
-    dividends = [division.a for division in divisions]
     return any(
-        _variables(one) == _variables(other) and not structural_equal(one, other)
-        for one in dividends
-        if _has_offset(one)
-        for other in dividends
+        _variables(one.a) == _variables(other.a)
+        and not (structural_equal(one.a, other.a) and structural_equal(one.b, other.b))
+        for one in divisions
+        if _has_offset(one.a)
+        for other in divisions
     )
 
 

@@ -29,6 +29,12 @@ def below_zero(a: T.Buffer((4, 8), "float32"), b: T.Buffer((96,), "float32")):
 
 
 @T.prim_func(s_tir=True)
+def two_quotients(a: T.Buffer((5, 27), "float32"), b: T.Buffer((96,), "float32")):
+    for row in range(96):
+        b[row] = a[(row + 12) // 24, (row + 12) // 4]
+
+
+@T.prim_func(s_tir=True)
 def of_stores(a: T.Buffer((96,), "float32"), b: T.Buffer((12, 8), "float32")):
     for row in range(96):
         b[row // 8, (row + 3) % 8] = a[row]
@@ -44,6 +50,7 @@ ROWS = np.arange(96)
 WANTED: dict[str, tuple[PrimFunc, Callable[[np.ndarray], np.ndarray]]] = {
     "shifted": (shifted, lambda a: a[ROWS // 24, (ROWS % 24 + 6) % 8]),
     "below zero": (below_zero, lambda a: a[ROWS // 24, (ROWS % 24 - 10) % 8] + a[ROWS // 24, ROWS % 8]),
+    "two quotients": (two_quotients, lambda a: a[(ROWS + 12) // 24, (ROWS + 12) // 4]),
     "of stores": (of_stores, lambda a: _stored(a)),
 }
 
@@ -77,8 +84,15 @@ def test_stock_tvm_still_needs_it() -> None:
     assert "row + T.int64(6)" in str(simplified[0])
 
 
-def test_other_functions_stay_as_they_are() -> None:
-    assert guarded(without_offsets).same_as(without_offsets)
+@T.prim_func(s_tir=True)
+def one_place(a: T.Buffer((15, 7), "float32"), b: T.Buffer((96,), "float32")):
+    for row in range(96):
+        b[row] = a[(row + 6) // 7, (row + 6) % 7]
+
+
+@pytest.mark.parametrize("func", [without_offsets, one_place])
+def test_other_functions_stay_as_they_are(func: PrimFunc) -> None:
+    assert guarded(func).same_as(func)
 
 
 def test_a_tiled_tensor_in_other_order() -> None:
