@@ -248,7 +248,7 @@ class InferenceSession:
         """`run` on ONNX Runtime's OrtValues, giving OrtValues."""
         import onnxruntime
 
-        results = self.run(output_names, {name: value.numpy() for name, value in input_dict_ort_values.items()})
+        results = self.run(output_names, input_dict_ort_values)
         return [onnxruntime.OrtValue.ortvalue_from_numpy(result) for result in results]
 
     def io_binding(self) -> IOBinding:

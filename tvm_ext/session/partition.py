@@ -13,6 +13,7 @@ from tvm_ext.relay_passes.onnx.clean import drop_dead_nodes
 from tvm_ext.relay_passes.onnx.fold_constants import fold_constants
 from tvm_ext.relay_passes.onnx.graph import OnnxGraph, all_nodes, is_standard, model_from_graph, read_names
 from tvm_ext.relay_passes.onnx.import_model import checked_graph, expanded
+from tvm_ext.relay_passes.onnx.infer import infer_types
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +67,7 @@ def _turns(graph: OnnxGraph, refused: Iterable[bool]) -> list[int]:
 
 
 def _pieces(graph: OnnxGraph, turns: list[int], model: onnx.ModelProto) -> list[Piece]:
-    types = _types(model, graph)
+    types = infer_types(graph)
     pieces = []
     for turn in sorted(set(turns)):
         nodes = [node for node, own in zip(graph.nodes, turns, strict=True) if own == turn]
@@ -89,14 +90,6 @@ def _pieces(graph: OnnxGraph, turns: list[int], model: onnx.ModelProto) -> list[
         operators = tuple(dict.fromkeys(node.op_type for node in nodes)) if turn % 2 else ()
         pieces.append(Piece(model=proto, inputs=tuple(inputs), outputs=tuple(outputs), refused=operators))
     return pieces
-
-
-def _types(model: onnx.ModelProto, graph: OnnxGraph) -> dict[str, onnx.TypeProto]:
-    """The inferred type of each tensor by name."""
-    proto = model_from_graph(graph, lambda _name: True)
-    proto.ir_version = model.ir_version
-    body = onnx.shape_inference.infer_shapes(proto).graph
-    return {value.name: value.type for value in (*body.value_info, *body.input, *body.output)}
 
 
 def _declared(name: str, types: Mapping[str, onnx.TypeProto]) -> onnx.ValueInfoProto:

@@ -148,8 +148,9 @@ def generate_whole(lowered: IRModule, target: Target) -> GeneratedCode:
     merged = any(is_merged(func) for _, func in lowered.functions_items())
     own = CPU_PIPELINE if str(target.kind.name) == "llvm" else "default"
     pipeline = RKERNEL_PIPELINE if merged else own
-    guarded = tvm.transform.Sequential([GuardIndices()])(lowered)
-    return GeneratedCode(executable=relax.build(guarded, target, relax_pipeline=None, tir_pipeline=pipeline))
+    if pipeline == "default":  # which is stock TVM's; ours guard indices themselves
+        lowered = tvm.transform.Sequential([GuardIndices()])(lowered)
+    return GeneratedCode(executable=relax.build(lowered, target, relax_pipeline=None, tir_pipeline=pipeline))
 
 
 def _plans(lowered: IRModule) -> list[SchedulePlan]:

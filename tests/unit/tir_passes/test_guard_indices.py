@@ -13,7 +13,7 @@ from tvm.script import tirx as T  # noqa: N812 - the name that TVMScript is writ
 
 from tvm_ext import relay
 from tvm_ext._tvm import CPU_PIPELINE, PIPELINE_NAME, RKERNEL_PIPELINE, Expr, IRModule, PrimFunc, Var, tirx
-from tvm_ext.tir_passes.guard_indices import guarded
+from tvm_ext.tir_passes.expressions.guard_indices import guarded
 
 
 @T.prim_func(s_tir=True)

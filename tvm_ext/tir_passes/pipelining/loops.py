@@ -34,6 +34,8 @@ from tvm_ext._tvm import (
     tirx,
 )
 
+from ..expressions.guard_indices import guarded
+
 PADDED_ROWS = "buffer_dim_align"
 """Annotation of an allocation: how far apart its rows shall be."""
 
@@ -54,7 +56,7 @@ def to_loops(func: PrimFunc) -> PrimFunc:
         lowering.TransformMmaBufferLayout(), lowering.LowerOpaqueBlock(), tirx.transform.FlattenBuffer(),
     ]  # fmt: skip
     with PassContext(config=dict(PassContext.current().config)):  # without the caller's instruments: these are ours
-        lowered = Sequential(passes)(IRModule({"main": func}))["main"]
+        lowered = Sequential(passes)(IRModule({"main": guarded(func)}))["main"]
     return lowered.with_body(structural_map(lowered.body, (AllocBuffer, _laid_out)))
 
 
