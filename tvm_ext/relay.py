@@ -33,6 +33,7 @@ from tvm_ext.records.rammer import RAMMER
 from tvm_ext.records.tuned import TuneLike, TuningBudget, TuningRecord, TuningRequest
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.onnx.import_model import require_bound_dimensions
+from tvm_ext.relay_passes.wavefronts.policies import require_policy
 from tvm_ext.runtime import graph_module
 from tvm_ext.runtime import graph_module as graph_executor
 from tvm_ext.runtime.cuda_source import own_cuda_compiler
@@ -120,6 +121,7 @@ def build(
     }
     settings |= {name: value for name, value in switches.items() if value is not None}
     chosen = options.updated(**settings) if options is not None else BuildOptions.current(**settings)
+    require_policy(chosen.rammer_policy)
     cache = KernelCache.for_build(chosen)
     plan = plan_build(target, chosen, cache)
     if verify and plan.device.kind == "cpu":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tvm_ext.runtime.library import Library
 from tvm_ext.support.shared_constants import ConstantStore, sharing
 
 from .io_binding import IOBinding
-from .partition import Piece, partition
+from .partition import Piece, partition, whole
 from .pieces import CompiledPiece, CompiledVariant, PieceReport, RuntimePiece, SessionReport, onnx_runtime
 
 PROVIDER = "TvmExtExecutionProvider"
@@ -162,10 +162,10 @@ class InferenceSession:
             if not self._falls_back or onnx_runtime() is None:
                 raise
             operators = tuple(dict.fromkeys(node.op_type for node in model.graph.node))
-            names = [tuple(argument.name for argument in own) for own in (self._inputs, self._outputs)]
-            return [Piece(model=model, inputs=names[0], outputs=names[1], refused=operators)]
+            return [replace(whole(model), refused=operators)]
         if any(piece.refused for piece in pieces) and (not self._falls_back or onnx_runtime() is None):
             relay.frontend.from_onnx(model)  # raises, naming every operator and its nodes
+            return [whole(model)]  # an If by value, of which the build says what it can
         return pieces
 
     def _runner(self, piece: Piece) -> CompiledPiece | RuntimePiece:

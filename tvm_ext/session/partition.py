@@ -40,11 +40,16 @@ def partition(model: onnx.ModelProto) -> list[Piece]:
     names = {name for node in unsupported for name in node.output if name}
     refused = [_is_refused(node, names, graph) for node in graph.nodes]
     if not any(refused):
-        body = model.graph
-        constants = {tensor.name for tensor in body.initializer}
-        inputs = tuple(value.name for value in body.input if value.name not in constants)
-        return [Piece(model=model, inputs=inputs, outputs=tuple(value.name for value in body.output))]
+        return [whole(model)]
     return _pieces(graph, _turns(graph, refused), model)
+
+
+def whole(model: onnx.ModelProto) -> Piece:
+    """``model`` as one piece, to be compiled."""
+    body = model.graph
+    constants = {tensor.name for tensor in body.initializer}
+    inputs = tuple(value.name for value in body.input if value.name not in constants)
+    return Piece(model=model, inputs=inputs, outputs=tuple(value.name for value in body.output))
 
 
 def _is_refused(node: onnx.NodeProto, unsupported: Set[str], graph: OnnxGraph) -> bool:

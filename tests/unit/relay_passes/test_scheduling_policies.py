@@ -95,3 +95,5 @@ def test_policies_have_names(registered: Callable[[str, Policy], None]) -> None:
         registered("list", in_order)
     with pytest.raises(OptionError, match="did you mean 'wavefront'"):
         relay.build(_branches(), "llvm", rammer_policy="wavefronts", **SETTINGS)
+    with pytest.raises(OptionError, match="no scheduling policy"):
+        relay.build(_branches(), "llvm", rammer_policy="nothing", enable_rammer=False)

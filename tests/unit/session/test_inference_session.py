@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tvm_ext import BuildOptions, InferenceSession, SessionOptions, relay
-from tvm_ext.errors import InputError, ModelError, OptionError
+from tvm_ext.errors import InputError, ModelError, OptionError, TvmExtError
 from tvm_ext.session import pieces
 from tvm_ext.support.arrays import Array
 
@@ -152,6 +153,13 @@ def test_without_onnx_runtime_it_is_refused_by_name(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("tvm_ext.session.inference_session.onnx_runtime", lambda: None)
     with pytest.raises(ModelError, match=r"Loop \(opset 17\)"):
         InferenceSession(_loop())
+
+
+def test_nothing_runs_beside_where_it_may_not() -> None:
+    with contextlib.suppress(TvmExtError):
+        session = InferenceSession(_choice(), enable_fallback=False)
+        session.run(None, {"x": _x()})
+        assert {piece.engine for piece in session.report.pieces} == {"tvm_ext"}
 
 
 def test_a_shape_that_cannot_be_compiled_runs_in_onnx_runtime() -> None:

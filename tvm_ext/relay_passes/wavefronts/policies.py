@@ -52,7 +52,7 @@ def require_policy(name: str) -> None:
     """Raises OptionError, with the nearest names, unless ``name`` is a policy of ours or was registered."""
     known = (*POLICIES, *_REGISTERED)
     if name not in known:
-        nearest = difflib.get_close_matches(name, known, n=2)
+        nearest = difflib.get_close_matches(str(name), known, n=2)
         hint = f"did you mean {' or '.join(map(repr, nearest))}? " if nearest else ""
         raise OptionError(f"there is no scheduling policy {name!r}.", f"{hint}There are {', '.join(known)}")
 
