@@ -26,14 +26,16 @@ import onnx
 import typer
 from _common import current_environment, result_path, show, write_results
 from _models import ModelResult, measure, peak_table, summary
-from _quantised import How, quantised
 
 from benchmarks.networks import models
 from tvm_ext.bench.compare import STOCK_BUDGET_S, result_table
+from tvm_ext.bench.quantise import QuantisationMode, quantised
 from tvm_ext.relay_passes.onnx.load import load_onnx
 
 ENCODERS = ("minilm", "bert_base_layer")
 """The models to which the number of tokens matters."""
+
+CALIBRATIONS = 2
 
 
 def runs(names: Sequence[str], sequences: Sequence[int]) -> Iterator[tuple[str, int]]:
@@ -48,8 +50,10 @@ def load(name: str, batch: int, sequence: int) -> onnx.ModelProto:
     return models.build_model(name, batch, sequence) if models.is_name(name) else load_onnx(name)
 
 
-def _quantised(model: Callable[[], onnx.ModelProto], how: How) -> onnx.ModelProto:
-    return quantised(model(), how)
+def _quantised(model: Callable[[], onnx.ModelProto], how: QuantisationMode) -> onnx.ModelProto:
+    """As `quantised` says, ranges of activations taken from `CALIBRATIONS` random inputs."""
+    floating = model()
+    return quantised(floating, how, [models.random_inputs(floating, seed) for seed in range(CALIBRATIONS)])
 
 
 def main(
@@ -62,7 +66,9 @@ def main(
     ] = None,
     stock_budget_s: Annotated[float, typer.Option(help="Seconds of runs that stock TVM is given.")] = STOCK_BUDGET_S,
     explain: Annotated[bool, typer.Option(help="List the operators that make a model slower than a peer.")] = False,
-    quantise: Annotated[How | None, typer.Option(help="Time the model as ONNX Runtime quantises it.")] = None,
+    quantise: Annotated[
+        QuantisationMode | None, typer.Option(help="Time the model as ONNX Runtime quantises it.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Where to write the JSON; one batch size only.")] = None,
 ) -> None:
     """Time models and write the results."""

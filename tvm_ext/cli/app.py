@@ -1,4 +1,4 @@
-"""The command ``tvm-ext``: compile, run, bench, explain, advise, tune, profile, verify, devices, database and others.
+"""The command ``tvm-ext``: compile, run, bench, explain, advise, quantize, tune, profile, verify, devices and others.
 
 Results go to the output stream, progress and errors to the error stream. Exit codes: 0 done, 1 a check failed,
 2 a wrong argument or input (``error: ...`` and what to do about it), 130 Ctrl-C.
@@ -23,6 +23,7 @@ from .advise import advise
 from .cache import cache
 from .database import database
 from .profile import profile as profile_templates
+from .quantize import quantize
 from .tune import tune
 from .verify import verify
 
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command()(advise)
 app.command()(cache)
 app.command("profile")(profile_templates)
+app.command()(quantize)
 app.command()(tune)
 app.command()(verify)
 app.add_typer(database, name="database")
