@@ -85,26 +85,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALLREDUCE", "ALREADY_SCHEDULED", "CALL_TIR", "IF_THEN_ELSE", "IMPORT_ERRORS", "OPAQUE", "PIPELINE_NAME",
-    "RPC_TRACKER_MAGIC", "AllocBuffer",
-    "Analyzer", "Attrs", "BlockBuilder", "Buffer", "BufferStore", "Call", "Constant", "DataflowBlock", "DataflowVar",
-    "DeclBuffer", "Device", "ExecBuilder", "Executable", "Expr", "For", "ForKind", "GlobalVar", "IRModule", "IndexMap",
-    "IterVar", "Module", "ModuleAction", "Node", "OnnxConverter", "Pass", "PassContext", "PassInfo", "PassInstrument",
-    "PassPipelines", "PrimFunc", "PyExprMutator", "PyExprVisitor", "RelaxFunction", "RpcCode", "SBlock",
-    "SBlockRealize",
-    "Schedule", "ScheduleError", "Sequential", "Stmt", "StringImm", "Target", "TeTensor", "Tensor", "TensorIntrin",
-    "TensorLoad", "Type", "Var", "VarBinding", "VirtualMachine", "assert_structural_equal", "call_pure_extern",
-    "convert_onnx_operator", "copy_module", "cpu_dataflow_lower_passes", "cpu_finalize_passes",
-    "cpu_legalize_passes", "cpu_library_dispatch_passes", "cuda_compute_version", "dpl",
-    "expr_mutator", "expr_visitor", "finalize_device_passes", "gpu_dataflow_lower_passes", "gpu_finalize_passes",
-    "gpu_library_dispatch_passes", "gpu_schedule_rules", "has_effects", "import_onnx", "import_onnx_with", "ir",
-    "llvm_get_intrinsic_name", "llvm_get_system_cpu", "load_json", "load_static_library", "mma_schedule", "module_pass",
-    "onnx_operators", "pack_imports",
-    "pass_instrument", "prim_func_pass", "ptx_call", "register_intrin_lowering", "register_relax_pipeline",
-    "register_tir_pipeline", "relax", "relax_function_pass", "relax_pipelines", "rpc",
-    "rpc_listen", "rpc_serve_loop", "rpc_tracker", "s_tir", "save_json",
-    "split_host_device_mods", "structural_equal", "structural_hash", "structural_map", "structural_mutate",
-    "structural_walk", "sym", "target_has_feature", "te", "tensor", "tir_pipelines", "tirx", "topi", "tvm", "tvm_ffi",
-    "vm_generate", "vm_link",
+    "RPC_TRACKER_MAGIC", "AllocBuffer", "Analyzer", "Attrs", "BlockBuilder", "Buffer", "BufferStore", "Call",
+    "Constant", "DataflowBlock", "DataflowVar", "DeclBuffer", "Device", "ExecBuilder", "Executable", "Expr", "For",
+    "ForKind", "GlobalVar", "IRModule", "IndexMap", "IterVar", "Module", "ModuleAction", "Node", "OnnxConverter",
+    "Pass", "PassContext", "PassInfo", "PassInstrument", "PassPipelines", "PrimFunc", "PyExprMutator", "PyExprVisitor",
+    "RelaxFunction", "RpcCode", "SBlock", "SBlockRealize", "Schedule", "ScheduleError", "Sequential", "Stmt",
+    "StringImm", "Target", "TeTensor", "Tensor", "TensorIntrin", "TensorLoad", "Type", "Var", "VarBinding",
+    "VirtualMachine", "assert_structural_equal", "call_pure_extern", "convert_onnx_operator", "copy_module",
+    "cpu_dataflow_lower_passes", "cpu_finalize_passes", "cpu_legalize_passes", "cpu_library_dispatch_passes",
+    "cuda_compute_version", "dpl", "expr_mutator", "expr_visitor", "finalize_device_passes",
+    "gpu_dataflow_lower_passes", "gpu_finalize_passes", "gpu_library_dispatch_passes", "gpu_schedule_rules",
+    "has_effects", "import_onnx", "import_onnx_with", "ir", "llvm_get_intrinsic_name", "llvm_get_system_cpu",
+    "load_json", "load_static_library", "mma_schedule", "module_pass", "new_vector_op", "onnx_operators",
+    "pack_imports", "pass_instrument", "prim_func_pass", "ptx_call", "register_intrin_lowering",
+    "register_relax_pipeline", "register_tir_pipeline", "relax", "relax_function_pass", "relax_pipelines", "rpc",
+    "rpc_listen", "rpc_serve_loop", "rpc_tracker", "s_tir", "save_json", "split_host_device_mods", "structural_equal",
+    "structural_hash", "structural_map", "structural_mutate", "structural_walk", "sym", "target_has_feature", "te",
+    "tensor", "tir_pipelines", "tirx", "topi", "tvm", "tvm_ffi", "vm_generate", "vm_link",
 ]  # fmt: skip
 
 # --- IR nodes -----------------------------------------------------------------------------------------------------
@@ -211,6 +208,14 @@ def register_intrin_lowering(name: str, target: str, rule: Callable[[Call], Expr
     Of several the one with the highest ``level`` counts; a level can be taken once.
     """
     tirx.op.register_intrin_lowering(name, target, f=rule, level=level)
+
+
+def new_vector_op(name: str) -> ir.Op:
+    """A TensorIR intrinsic of our own, without effects, of which VectorizeLoop makes one of vectors."""
+    ir.op._ffi_api.RegisterOp(name, "")
+    for key, value in (("TVectorizable", True), ("TCallEffectKind", int(tirx.CallEffectKind.Pure.value))):
+        ir.op.register_op_attr(name, key, value)
+    return ir.Op.get(name)
 
 
 def ptx_call(instruction: str, *operands: Expr) -> Call:

@@ -10,12 +10,19 @@ from tvm import tirx
 
 from tvm_ext._tvm import target_has_feature
 from tvm_ext.devices.device_db import device_for_target, lookup
-from tvm_ext.devices.dot_instructions import DOT_INSTRUCTIONS, VPDPBUSD, VPMADDWD, DotInstruction
+from tvm_ext.devices.dot_instructions import (
+    DOT_INSTRUCTIONS,
+    VDPBF16PS,
+    VPDPBUSD,
+    VPMADDWD,
+    WIDENED,
+    DotInstruction,
+)
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir import dot_ir
 
 FEATURES = {
-    "cpu-epyc-zen5": ("x86-64-v4", ("+avx512vnni", "-prefer-256-bit")),
+    "cpu-epyc-zen5": ("x86-64-v4", ("+avx512vnni", "+avx512bf16", "-prefer-256-bit")),
     "cpu-cascade-lake": ("x86-64-v4", ("-prefer-256-bit",)),
     "cpu-cascade-lake-avx2": ("x86-64-v3", ()),
     "cpu-zen3": ("x86-64-v3", ("+avxvnni",)),
@@ -28,6 +35,14 @@ INSTRUCTIONS = {
     "cpu-cascade-lake-avx2": (VPMADDWD, 32),
     "cpu-zen3": (VPDPBUSD, 32),
 }
+
+HALVES = {
+    "cpu-epyc-zen5": (VDPBF16PS, 64),
+    "cpu-cascade-lake": (WIDENED, 64),
+    "cpu-cascade-lake-avx2": (WIDENED, 32),
+    "cpu-zen3": (WIDENED, 32),
+}
+"""Of bytes and of bfloat16."""
 
 
 def row_of(name: str) -> DeviceSpec:
@@ -56,7 +71,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, missing: DotInstruction) -> None:
 
 
 def model(row: DotInstruction, sums: Any, data: Any, weights: Any) -> Any:
-    """The sum of products byte by byte: a word moved up until the byte is its uppermost, then down with its sign."""
+    """The sum of products byte by byte: a word moved up until the byte is its uppermost, then down with its sign.
+
+    Of bfloat16: two products of float32.
+    """
+    if row.data == "bfloat16":
+        return dot_ir.WRITERS[WIDENED](row, sums, data, weights)
     lanes = row.register_bytes // 4
 
     def all_lanes(value: int, kind: str) -> Any:

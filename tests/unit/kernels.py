@@ -9,6 +9,7 @@ import tvm
 from tvm import relax, te
 
 from tests.support.small_modules import inputs_of, module_of
+from tvm_ext._tvm import CPU_PIPELINE
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
@@ -76,7 +77,8 @@ def run(
     guarded = guard_workspaces(kernel)
     results = []
     for variant in [kernel] if guarded.body.same_as(kernel.body) else [kernel, guarded]:
-        library = tvm.compile(variant.with_attr("global_symbol", "main"), target=target)
+        module = tvm.IRModule({"main": variant.with_attr("global_symbol", "main")})
+        library = tvm.tirx.build(module, target=target, pipeline=CPU_PIPELINE)
         output = tvm.runtime.empty(output_shape, dtype)
         call_guarded("main", library["main"], [*inputs, output], [len(inputs)])
         results.append(output.numpy())

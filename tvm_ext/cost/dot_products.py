@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.dot_instructions import DotInstruction, dot_instruction
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.ir.build_ir import accumulator_dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +35,7 @@ def dot_product(expr: TensorExpr, device: DeviceSpec) -> DotProduct | None:
     if weights is None:
         return None
     data, constant, group = expr.inputs[1 - weights], expr.inputs[weights], expr.reduction[-1]
-    row = dot_instruction(device, data.dtype, constant.dtype, expr.output.dtype)
+    row = dot_instruction(device, data.dtype, constant.dtype, accumulator_dtype(expr.output.dtype))
     if row is None or group.extent != row.group or data.stride(group.name) != 1 or not constant.uses(group.name):
         return None
     if any(index is None for access in expr.inputs for index in access.indices) or not _lane_axes(expr, weights):

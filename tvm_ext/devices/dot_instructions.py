@@ -1,8 +1,9 @@
 """Instructions that add several products of narrow numbers to each wide sum of a register: a table with a row for each.
 
 Worked example, vpdpbusd on zmm registers: each of 16 sums of 32 bits gains four products of unsigned by signed bytes,
-so that one instruction does what four multiply-adds of float32 do. Which rows a CPU has, the features of its target
-say, which for the machine at hand are those that the operating system lists.
+so that one instruction does what four multiply-adds of float32 do. Of bfloat16, vdpbf16ps adds two to each of 16 sums
+of float32; a Zen 5 starts two of either in a cycle, as of multiply-adds (measured). Which rows a CPU has, the features
+of its target say, which for the machine at hand are those that the operating system lists.
 """
 
 from __future__ import annotations
@@ -49,7 +50,23 @@ def _bytes(name: str, register_bytes: int, *features: str, operations: float, op
     )
 
 
-VPDPBUSD, VPMADDWD = "vpdpbusd", "vpmaddwd"
+def _halves(
+    name: str, register_bytes: int, *features: str, operations: float, operand_registers: int
+) -> DotInstruction:
+    return DotInstruction(
+        name=name,
+        data="bfloat16",
+        weights="bfloat16",
+        sums="float32",
+        group=2,
+        register_bytes=register_bytes,
+        features=features,
+        operations=operations,
+        operand_registers=operand_registers,
+    )
+
+
+VPDPBUSD, VPMADDWD, VDPBF16PS, WIDENED = "vpdpbusd", "vpmaddwd", "vdpbf16ps", "widened"
 
 DOT_INSTRUCTIONS = (
     _bytes(VPDPBUSD, 64, "avx512vnni", operations=1, operand_registers=1),
@@ -59,6 +76,11 @@ DOT_INSTRUCTIONS = (
     # pipes, too. (vpmaddubsw saturates: 255 * 127 * 2 passes 16 bits.)
     _bytes(VPMADDWD, 64, "avx512bw", operations=3, operand_registers=2),
     _bytes(VPMADDWD, 32, "avx2", operations=3, operand_registers=2),
+    _halves(VDPBF16PS, 64, "avx512bf16", operations=1, operand_registers=1),
+    _halves(VDPBF16PS, 32, "avx512bf16", "avx512vl", operations=1, operand_registers=1),
+    # Either half of a word is the upper half of a float32: two multiply-adds, and what widens the weights.
+    _halves(WIDENED, 64, "avx512f", operations=3, operand_registers=2),
+    _halves(WIDENED, 32, "avx2", "fma", operations=3, operand_registers=2),
 )
 """The better ones of a type first."""
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tvm_ext._tvm import Expr, tirx
-from tvm_ext.devices.dot_instructions import VPDPBUSD, VPMADDWD, DotInstruction
+from tvm_ext.devices.dot_instructions import VDPBF16PS, VPDPBUSD, VPMADDWD, WIDENED, DotInstruction
+
+from .bfloat16 import HIGH_HALF, llvm_dot
 
 DotWriter = Callable[[DotInstruction, Expr, Expr, Expr], Expr]
-"""(row, sums, data, weights) -> the new sums: vectors of a register, the data's group in every lane."""
+"""(row, sums, data, weights) -> the new sums: vectors of a register, the data's group as a word in every lane."""
 
 
 def dot(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
@@ -18,12 +20,13 @@ def dot(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
     """
     lanes = row.register_bytes * 8 // 32
     word = tirx.Broadcast(tirx.reinterpret("int32", data), lanes)
-    return WRITERS[row.name](row, sums, tirx.reinterpret(f"{row.data}x{lanes * row.group}", word), weights)
+    return WRITERS[row.name](row, sums, word, weights)
 
 
 def _vpdpbusd(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
     name = f"llvm.x86.avx512.vpdpbusd.{row.register_bytes * 8}"
-    return tirx.call_llvm_pure_intrin(_vector("int32", row), name, sums, data, weights)
+    unsigned = tirx.reinterpret(_vector("uint8", row), data)
+    return tirx.call_llvm_pure_intrin(_vector("int32", row), name, sums, unsigned, weights)
 
 
 def _vpmaddwd(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
@@ -38,6 +41,21 @@ def _vpmaddwd(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Exp
     for words, factors in (low, high):
         words = tirx.reinterpret(_vector("int16", row), words)
         sums = sums + tirx.call_llvm_pure_intrin(_vector("int32", row), name, words, factors)
+    return sums
+
+
+def _vdpbf16ps(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
+    return llvm_dot(row.register_bytes, sums, data, tirx.reinterpret(_vector("int32", row), weights))
+
+
+def _widened(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
+    """The lower halves of words by each other as float32, then the upper ones."""
+    lanes = row.register_bytes // 4
+    words = [data, tirx.reinterpret(_vector("int32", row), weights)]
+    low = [tirx.shift_left(word, tirx.Broadcast(tirx.const(16, "int32"), lanes)) for word in words]
+    high = [tirx.bitwise_and(word, tirx.Broadcast(tirx.const(HIGH_HALF, "int32"), lanes)) for word in words]
+    for one, other in (low, high):
+        sums = sums + tirx.reinterpret(f"float32x{lanes}", one) * tirx.reinterpret(f"float32x{lanes}", other)
     return sums
 
 
@@ -56,4 +74,9 @@ def _vector(kind: str, row: DotInstruction) -> str:
     return f"{kind}x{row.register_bytes * 8 // int(kind.lstrip('uint'))}"
 
 
-WRITERS: Mapping[str, DotWriter] = {VPDPBUSD: _vpdpbusd, VPMADDWD: _vpmaddwd}
+WRITERS: Mapping[str, DotWriter] = {
+    VPDPBUSD: _vpdpbusd,
+    VPMADDWD: _vpmaddwd,
+    VDPBF16PS: _vdpbf16ps,
+    WIDENED: _widened,
+}

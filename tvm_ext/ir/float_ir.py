@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tvm_ext._tvm import Expr, Node, TensorLoad, Var, structural_map, structural_walk, tirx
+from tvm_ext._tvm import Call, Expr, Node, TensorLoad, Var, ir, structural_map, structural_walk, tirx
 from tvm_ext.analysis.computations import dtype_of
+
+_REINTERPRET = ir.Op.get("tirx.reinterpret")
 
 
 def nan_passing(a: Expr, b: Expr, better: Callable[[Expr, Expr], Expr]) -> Expr:
@@ -37,14 +39,20 @@ def bound(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
 
 
 def uses_bfloat16(node: Node) -> bool:
-    """Whether bfloat16 is loaded anywhere in ``node``.
+    """Whether bfloat16 is loaded anywhere in ``node``, but as bits (`bfloat16.explicit`).
 
     Stock TVM computes it in float32 (BF16ComputeLegalize), but does not look inside of bindings: what is loaded there
     becomes the number that its bits are as an integer. So nothing that loads it may be bound to a variable.
     """
-    found: list[bool] = []
-    structural_walk(node, [(TensorLoad, lambda load: found.append(dtype_of(load) == "bfloat16"))])
-    return any(found)
+    loads: list[TensorLoad] = []
+    bits: list[Expr] = []
+
+    def visit(call: Call) -> None:
+        if call.op == _REINTERPRET:
+            bits.append(call.args[0])
+
+    structural_walk(node, [(TensorLoad, loads.append), (Call, visit)])
+    return any(dtype_of(load) == "bfloat16" and not any(load.same_as(own) for own in bits) for load in loads)
 
 
 def _without_numbers_of_truth(value: Expr) -> Expr:

@@ -13,6 +13,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.tir_passes.drop_argument_checks import DropArgumentChecks
 from tvm_ext.tir_passes.guard_indices import GuardIndices
 from tvm_ext.tir_passes.keep_on_stack import KeepOnStack
+from tvm_ext.tir_passes.lower_bfloat16 import ConvertBfloat16, LinkFunctions
 from tvm_ext.tir_passes.name_device import NameDevice
 from tvm_ext.tir_passes.outline_rtasks import OutlineRTasks
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
@@ -43,7 +44,8 @@ def tir_pipeline() -> Any:
 def cpu_pipeline() -> Any:
     """The registered TIR pipeline ``"tvm_ext.cpu"``: stock TVM's, with tiles' sums on the stack; a triple as above."""
     stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
-    passes = [GuardIndices(), _sharing_soundly(stock), KeepOnStack(), DropArgumentChecks()]
+    before, behind = [GuardIndices(), ConvertBfloat16()], [KeepOnStack(), DropArgumentChecks(), LinkFunctions()]
+    passes = [*before, _sharing_soundly(stock), *behind]
     return tvm.transform.Sequential(passes, name="tvm_ext.cpu"), finalize_host, finalize_device
 
 
@@ -73,7 +75,8 @@ def rkernel_pipeline() -> Any:
     Merged kernels have passed through most of it before they were merged.
     """
     stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
-    passes = tvm.transform.Sequential([GuardIndices(), stock, KeepOnStack(), NameDevice()], name="tvm_ext.rkernels")
+    before, behind = [GuardIndices(), ConvertBfloat16()], [KeepOnStack(), NameDevice(), LinkFunctions()]
+    passes = tvm.transform.Sequential([*before, stock, *behind], name="tvm_ext.rkernels")
 
     def run(mod: IRModule, _context: tvm.transform.PassContext) -> IRModule:
         merged = {gv: func for gv, func in mod.functions_items() if is_merged(func)}

@@ -136,6 +136,10 @@ def _reshaped(builder: BlockBuilder, value: Expr, shape: tuple[int, ...]) -> Exp
     return builder.emit(relax.op.reshape(value, shape))
 
 
+SUMS = {"uint8": "int32", "bfloat16": "float32"}
+"""Of narrow data: what their products are added up in."""
+
+
 # --- convolutions --------------------------------------------------------------------------------------------------
 def convolution(
     window: ConvWindow, groups: int, block: int, *, blocked_output: bool
@@ -144,7 +148,7 @@ def convolution(
 
     The weights are read where they lie: their kernel's constants are packed later whatever their layout. With
     ``groups``, the input and output channels of a group must be whole blocks wherever the tensor is blocked. Bytes are
-    added up in int32.
+    added up in int32, bfloat16 in float32.
     """
 
     def compute(data: TeTensor, weight: TeTensor) -> TeTensor:
@@ -156,10 +160,10 @@ def convolution(
         ky, kx = te.reduce_axis((0, taps[0]), "ky"), te.reduce_axis((0, taps[1]), "kx")
         own = shape[4] if is_blocked else 1
         co, ci = te.reduce_axis((0, depth // own), "co"), te.reduce_axis((0, own), "ci")
-        wide = str(data.dtype) == "uint8"
+        wide = SUMS.get(str(data.dtype))
 
         def term(value: Expr, factor: Expr) -> Expr:
-            return value.astype("int32") * factor.astype("int32") if wide else value * factor
+            return value * factor if wide is None else value.astype(wide) * factor.astype(wide)
 
         def product(n: Expr, f: Expr, group: Expr, y: Expr, x: Expr) -> Expr:
             rows = y * window.strides[0] + ky * window.dilation[0]

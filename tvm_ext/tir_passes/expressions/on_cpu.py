@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm_ext._tvm import Call, Stmt, structural_walk
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.ir.bfloat16 import explicit
 from tvm_ext.ir.float_ir import uses_bfloat16
 from tvm_ext.support.limits import limits
 
@@ -15,7 +16,7 @@ from .vector_math import FUNCTIONS, by_c_library, expand_math, has_scale, is_cal
 
 def on_cpu(body: Stmt, device: DeviceSpec) -> Stmt:
     """A kernel's statements in a form that stock TVM lowers to the values that they mean, functions as arithmetic."""
-    exact = pass_nan_on(keep_floats(cut_nested(body, FUNCTIONS), by_product=True))
+    exact = pass_nan_on(keep_floats(cut_nested(explicit(body), FUNCTIONS), by_product=True))
     # Functions written as arithmetic bind what they are applied to, which bfloat16 must not be.
     if uses_bfloat16(exact) or call_notes(exact):
         return by_c_library(exact)

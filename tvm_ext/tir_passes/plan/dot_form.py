@@ -12,6 +12,7 @@ from tvm_ext.analysis.computations import Computation, dtype_of, mentions
 from tvm_ext.analysis.predicates import factors_of, is_in
 from tvm_ext.devices.dot_instructions import dot_instruction
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.ir.build_ir import accumulator_dtype
 
 
 def by_groups(computation: Computation, constants: Sequence[Buffer], device: DeviceSpec) -> Computation:
@@ -24,7 +25,8 @@ def by_groups(computation: Computation, constants: Sequence[Buffer], device: Dev
     if factors is None:
         return computation
     data, weights = factors if is_in(factors[1].source, constants) else reversed(factors)
-    row = dot_instruction(device, dtype_of(data), dtype_of(weights), dtype_of(computation.target))
+    sums = accumulator_dtype(dtype_of(computation.target))
+    row = dot_instruction(device, dtype_of(data), dtype_of(weights), sums)
     if row is None or not is_in(weights.source, constants):
         return computation
     for place, variable in reversed(list(enumerate(computation.variables))):

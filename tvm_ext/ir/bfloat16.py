@@ -1,0 +1,219 @@
+"""bfloat16 in kernels for CPUs: how tensors, values and instructions of it exist. The one place that decides it.
+
+* *Tensors* are ``bfloat16`` in Relax, in computations and in the buffers of kernels. Stock TVM's BF16StorageLegalize,
+  the last pass of its pipeline, makes ``uint16`` of parameters; the signature stays, so that callers are checked by
+  type. What a kernel allocates becomes ``uint16`` here, for BF16ComputeLegalize would make float32 of it.
+* *Values* are never computed in bfloat16. What is read becomes float32 by a shift (`widened`), what is stored is
+  rounded by the intrinsic `ROUND`, to ``uint16``. Both are behind ``reinterpret``, which BF16ComputeLegalize leaves
+  alone. That pass would do the same, but turns NaN into infinity or 0, and does not see what a Let binds.
+* *Instructions* read words of two elements, ``int32``: see `dot_ir`. LLVM's intrinsics have operands of bfloat16, which
+  BF16ComputeLegalize would turn into float32. So a kernel calls small functions in LLVM IR, on words, by name.
+  `link_functions`, behind stock TVM's pipeline, puts the text of those that are called into the kernel, and LLVM
+  inlines them: vdpbf16ps with an operand from memory is left of a call.
+
+A further instruction (AMX, say) needs a row in `devices/dot_instructions.py`, and where LLVM has operands of bfloat16,
+a text in `_TEXTS`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm_ext._tvm import (
+    IF_THEN_ELSE,
+    AllocBuffer,
+    Buffer,
+    BufferStore,
+    Call,
+    Expr,
+    Node,
+    PrimFunc,
+    Stmt,
+    StringImm,
+    Target,
+    TensorLoad,
+    call_pure_extern,
+    ir,
+    new_vector_op,
+    structural_map,
+    structural_walk,
+    target_has_feature,
+    tirx,
+)
+from tvm_ext.analysis.computations import dtype_of
+
+BFLOAT16 = "bfloat16"
+ROUND = new_vector_op("tirx.tvm_ext_round_to_bfloat16")
+"""float32 to the bits of the nearest bfloat16, halves to even; NaN stays NaN. With the processor's instruction numbers
+below 2**-126 are 0."""
+
+HIGH_HALF = -(1 << 16)
+"""As int32: the bits of a word's upper element."""
+
+_ADDRESS_OF, _REINTERPRET = ir.Op.get("tirx.address_of"), ir.Op.get("tirx.reinterpret")
+_CONVERSION = ("avx512bf16", "avx512vl")
+_PREFIX = "tvm_ext_llvm_"
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+def explicit(node: Node) -> Node:
+    """``node``, a statement or an expression, with its conversions from and to bfloat16 written out.
+
+    What it allocates of bfloat16 becomes ``uint16``.
+    """
+    own: dict[Buffer, Buffer] = {}
+
+    def allocated(statement: AllocBuffer) -> None:
+        buffer = statement.buffer
+        if dtype_of(buffer) == BFLOAT16:
+            own[buffer] = tirx.decl_buffer(
+                buffer.ty.shape, "uint16", buffer.name, scope=buffer.scope(), data_alignment=buffer.ty.data_alignment
+            )
+
+    structural_walk(node, (AllocBuffer, allocated))
+    return structural_map(structural_map(node, (tirx.Cast, _converted)), _rules_for_bits(own))
+
+
+def _rules_for_bits(own: Mapping[Buffer, Buffer]) -> list[tuple[type[Node], Callable[[Any], Node]]]:
+    """Rewrites to bits of all that names a buffer among ``own``, and of stores of what is moved or rounded."""
+
+    def read(load: TensorLoad) -> Expr:
+        if load.source not in own:
+            return load
+        return tirx.reinterpret(dtype_of(load), tirx.BufferLoad(own[load.source], list(load.indices)))
+
+    def written(store: BufferStore) -> Stmt:
+        if not dtype_of(store.value).startswith(BFLOAT16):
+            return store
+        buffer, bits, place = own.get(store.buffer), _bits(store.value), list(store.indices)
+        if buffer is None:
+            is_moved = bits is not None and not isinstance(store.value, TensorLoad)
+            return BufferStore(store.buffer, tirx.reinterpret(BFLOAT16, bits), place) if is_moved else store
+        if bits is None:  # arithmetic of stock TVM's, in float32
+            bits = Call(ROUND, [tirx.Cast("float32", store.value)], ret_ty=ir.PrimType("uint16"))
+        return BufferStore(buffer, bits, place)
+
+    def addressed(call: Call) -> Expr:
+        """An address is that of the load itself."""
+        inner = call.args[0] if call.op == _ADDRESS_OF else None
+        return tirx.address_of(inner.args[0]) if isinstance(inner, Call) else call
+
+    def allocated(statement: AllocBuffer) -> Stmt:
+        buffer = own.get(statement.buffer)
+        return statement if buffer is None else AllocBuffer(buffer, statement.annotations)
+
+    return [(TensorLoad, read), (BufferStore, written), (Call, addressed), (AllocBuffer, allocated)]
+
+
+def _bits(value: Expr) -> Expr | None:
+    """The bits of a scalar that is loaded, rounded, constant, or chosen among such; None of any other."""
+    if isinstance(value, TensorLoad):
+        return tirx.reinterpret("uint16", value) if dtype_of(value) == BFLOAT16 else None
+    if isinstance(value, tirx.FloatImm) and math.isfinite(value.value):
+        (bits,) = struct.unpack("<I", struct.pack("<f", value.value))
+        return tirx.const(bits >> 16, "uint16") if bits % (1 << 16) == 0 else None
+    if isinstance(value, Call) and value.op == _REINTERPRET and dtype_of(value.args[0]) == "uint16":
+        return value.args[0]
+    if isinstance(value, tirx.Select):
+        own, other = _bits(value.true_value), _bits(value.false_value)
+        return None if own is None or other is None else tirx.Select(value.condition, own, other)
+    if isinstance(value, Call) and value.op == IF_THEN_ELSE:
+        own, other = _bits(value.args[1]), _bits(value.args[2])
+        return None if own is None or other is None else tirx.if_then_else(value.args[0], own, other)
+    return None
+
+
+def _converted(cast: Expr) -> Expr:
+    own, value = dtype_of(cast), cast.value
+    if own == BFLOAT16 and dtype_of(value) != BFLOAT16:
+        wide = value if dtype_of(value) == "float32" else tirx.Cast("float32", value)
+        return tirx.reinterpret(BFLOAT16, Call(ROUND, [wide], ret_ty=ir.PrimType("uint16")))
+    if dtype_of(value) == BFLOAT16 and isinstance(value, TensorLoad):
+        wide = widened(value)
+        return wide if own == "float32" else tirx.Cast(own, wide)
+    return cast
+
+
+def widened(load: TensorLoad) -> Expr:
+    """A loaded element as float32."""
+    bits = tirx.Cast("uint32", tirx.reinterpret("uint16", load))
+    return tirx.reinterpret("float32", tirx.shift_left(bits, tirx.const(16, "uint32")))
+
+
+def llvm_dot(register_bytes: int, sums: Expr, data: Expr, weights: Expr) -> Expr:
+    """vdpbf16ps: float32 ``sums`` with the products of two elements a word of ``data`` and ``weights`` added."""
+    lanes = register_bytes // 4
+    return call_pure_extern(f"float32x{lanes}", f"{_PREFIX}dot_{lanes}", sums, data, weights)
+
+
+# --- functions in LLVM IR -------------------------------------------------------------------------------------------
+def link_functions(func: PrimFunc, target: Target) -> PrimFunc:
+    """``func``, lowered for ``target``, with `ROUND` as a function and the text of the functions that it calls."""
+    name = "round" if all(bool(target_has_feature(feature, target)) for feature in _CONVERSION) else "add_and_shift"
+
+    def called(call: Call) -> Expr:
+        if call.op != ROUND:
+            return call
+        lanes = int(call.ty.dtype.lanes) if hasattr(call.ty.dtype, "lanes") else 1
+        return call_pure_extern(call.ty, f"{_PREFIX}{name}_{lanes}", *call.args)
+
+    body = structural_map(func.body, (Call, called))
+    names: set[str] = set()
+    structural_walk(body, (StringImm, lambda text: names.add(str(text.value))))
+    texts = [_text(name) for name in sorted(names) if name.startswith(_PREFIX)]
+    if not texts:
+        return func
+    zero = tirx.IntImm("int32", 0)
+    return func.with_body(tirx.AttrStmt(zero, "pragma_import_llvm", StringImm("\n".join(texts)), body))
+
+
+def _text(name: str) -> str:
+    """The function called ``name``, of as many lanes as its end says."""
+    kind, lanes = re.fullmatch(rf"{_PREFIX}(\w+)_(\d+)", name).groups()  # type: ignore[union-attr]
+    vectors = {f"<{element}>": f"<{lanes} x {element}>" if lanes != "1" else element for element in _ELEMENTS}
+    text = _TEXTS[kind].replace("@NAME", f"@{name}").replace("PAIRS", f"<{2 * int(lanes)} x bfloat>")
+    text = text.replace("BITS", str(32 * int(lanes)))
+    splat = (lambda number: f"splat (i32 {number})") if lanes != "1" else str
+    text = re.sub(r"#(\d+)", lambda found: splat(found.group(1)), text)
+    for short, whole in vectors.items():
+        text = text.replace(short, whole)
+    return text
+
+
+_ELEMENTS = ("float", "bfloat", "i1", "i16", "i32")
+_TEXTS = {
+    "dot": """
+declare <float> @llvm.x86.avx512bf16.dpbf16ps.BITS(<float>, PAIRS, PAIRS)
+define <float> @NAME(<float> %sums, <i32> %data, <i32> %weights) alwaysinline {
+  %a = bitcast <i32> %data to PAIRS
+  %b = bitcast <i32> %weights to PAIRS
+  %result = call <float> @llvm.x86.avx512bf16.dpbf16ps.BITS(<float> %sums, PAIRS %a, PAIRS %b)
+  ret <float> %result
+}""",
+    "round": """
+define <i16> @NAME(<float> %x) alwaysinline {
+  %rounded = fptrunc <float> %x to <bfloat>
+  %result = bitcast <bfloat> %rounded to <i16>
+  ret <i16> %result
+}""",
+    # Halfway is 0x8000 of the lower half: adding 0x7fff and the upper half's last bit carries beyond it, or to even.
+    "add_and_shift": """
+define <i16> @NAME(<float> %x) alwaysinline {
+  %bits = bitcast <float> %x to <i32>
+  %upper = lshr <i32> %bits, #16
+  %last = and <i32> %upper, #1
+  %half = add <i32> %last, #32767
+  %carried = add <i32> %bits, %half
+  %rounded = lshr <i32> %carried, #16
+  %quiet = or <i32> %upper, #64
+  %is_nan = fcmp uno <float> %x, %x
+  %kept = select <i1> %is_nan, <i32> %quiet, <i32> %rounded
+  %result = trunc <i32> %kept to <i16>
+  ret <i16> %result
+}""",
+}
+"""By the first part of a name: ``<float>`` is a vector of its lanes, PAIRS one of two bfloat16 each, #1 all ones."""

@@ -1,0 +1,24 @@
+"""bfloat16 of CPU kernels around stock TVM's pipeline: conversions before it, functions in LLVM IR behind it."""
+
+from __future__ import annotations
+
+from tvm_ext._tvm import IRModule, PassContext, PrimFunc, prim_func_pass
+from tvm_ext.ir.bfloat16 import explicit, link_functions
+
+
+@prim_func_pass(opt_level=0, name="tvm_ext.ConvertBfloat16")
+class ConvertBfloat16:
+    """Before stock TVM's pipeline: write out the conversions of every function, see `ir/bfloat16.py`."""
+
+    def transform_function(self, func: PrimFunc, _mod: IRModule, _ctx: PassContext) -> PrimFunc:
+        return func.with_body(explicit(func.body))
+
+
+@prim_func_pass(opt_level=0, name="tvm_ext.LinkFunctions")
+class LinkFunctions:
+    """Behind it: put the functions in LLVM IR that a function for a CPU calls into its module."""
+
+    def transform_function(self, func: PrimFunc, _mod: IRModule, _ctx: PassContext) -> PrimFunc:
+        target = func.attrs.get("target") if func.attrs else None
+        is_for_cpu = target is not None and str(target.kind.name) == "llvm"
+        return link_functions(func, target) if is_for_cpu else func
