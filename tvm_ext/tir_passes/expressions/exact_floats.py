@@ -28,6 +28,7 @@ from typing import Any
 
 from tvm_ext._tvm import (
     IF_THEN_ELSE,
+    Buffer,
     BufferStore,
     Call,
     Expr,
@@ -40,7 +41,8 @@ from tvm_ext._tvm import (
     structural_walk,
     tirx,
 )
-from tvm_ext.analysis.computations import dtype_of
+from tvm_ext.analysis.computations import dtype_of, reads
+from tvm_ext.analysis.predicates import is_in
 from tvm_ext.ir.float_ir import bound, copy_of, hidden, is_float, is_number, nan_passing, uses_bfloat16
 
 _ORDERINGS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -89,13 +91,25 @@ def pass_nan_on(node: Node) -> Node:
     a constant that is enough: ``max(x, 0)`` is ``0 > x ? 0 : x``, still one instruction. Otherwise the first operand is
     looked at as well, which is one more comparison and a masked maximum.
     """
-    return structural_map(
-        node,
-        [
-            (tirx.Max, lambda node: nan_passing(node.a, node.b, tirx.GT) if is_float(node) else node),
-            (tirx.Min, lambda node: nan_passing(node.a, node.b, tirx.LT) if is_float(node) else node),
-        ],
-    )
+    known = _accumulators(node)
+
+    def passing(better: Callable[[Expr, Expr], Expr]) -> Callable[[Expr], Expr]:
+        return lambda extreme: nan_passing(extreme.a, extreme.b, better, known) if is_float(extreme) else extreme
+
+    return structural_map(node, [(tirx.Max, passing(tirx.GT)), (tirx.Min, passing(tirx.LT))])
+
+
+def _accumulators(node: Node) -> list[Buffer]:
+    """What a maximum or minimum is stored into that is one of its operands."""
+    found: list[Buffer] = []
+
+    def visit(store: BufferStore) -> None:
+        value = store.value
+        if isinstance(value, tirx.Max | tirx.Min) and reads(value, store.buffer) and not is_in(store.buffer, found):
+            found.append(store.buffer)
+
+    structural_walk(node, (BufferStore, visit))
+    return found
 
 
 def _is_zero(value: Expr) -> bool:

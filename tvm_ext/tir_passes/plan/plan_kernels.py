@@ -16,7 +16,7 @@ from tvm_ext._tvm import TensorLoad, structural_walk, tirx
 from tvm_ext.analysis.computation_exprs import access_of, axis_names, count_flops, count_operations, linear_index
 from tvm_ext.analysis.computation_rewrites import inline, split_divided_axes
 from tvm_ext.analysis.computations import Computation, OperatorBody, reads
-from tvm_ext.analysis.predicates import has_call, reads_only_its_own_element, shared_axes
+from tvm_ext.analysis.predicates import contiguous_in, has_call, reads_only_its_own_element, shared_axes
 from tvm_ext.analysis.window import is_padding
 from tvm_ext.support.limits import check_count, check_time, limits
 
@@ -228,7 +228,7 @@ def _contiguous_axis_is_spatial(computation: Computation) -> bool:
         access = access_of(load.source, load.indices, computation)
         if any(access.stride(names[v.name]) == 1 and computation.extent(v) > 1 for v in computation.reduction):
             return False
-    return len(computation.loads()) == 1
+    return any(contiguous_in(computation, v) for v in computation.spatial if computation.extent(v) > 1)
 
 
 def epilogue_of(operator: OperatorBody, anchor: Computation, later: Sequence[Computation]) -> tuple[Computation, ...]:

@@ -31,16 +31,20 @@ def test_expressions_mean_what_they_say(name, dtype):
 
 
 @pytest.mark.optimised
-def test_relu_is_one_instruction_and_a_maximum_of_two_is_masked():
-    """What NaN costs: nothing beside a constant."""
+def test_relu_is_one_instruction_and_a_maximum_of_two_tensors_loads_both():
+    """What NaN costs: nothing beside a constant, and no load under a condition, of which LLVM makes a gather."""
+    x, y = te.placeholder((64, 1000), name="x"), te.placeholder((64, 1), name="y")
+    relu = function_of(EXPRESSIONS["max(x, 0)"][0], "float32", 1024)
+    larger = from_te(x, y, te.compute(x.shape, lambda i, j: tirx.Max(x[i, j], y[i, 0]), "z"))
     target = tvm.target.Target({"kind": "llvm", "mcpu": "skylake-avx512"})
-    texts = {}
-    for name in ("max(x, 0)", "max(x, y)"):
-        kernel, _ = constructed(function_of(EXPRESSIONS[name][0], "float32", 1024))
-        texts[name] = tvm.compile(kernel.with_attr("global_symbol", "main"), target=target).mod.inspect_source("asm")
-    assert "vmaxps" in texts["max(x, 0)"]
-    assert "vcmp" not in texts["max(x, 0)"]
-    assert "vmaxps" in texts["max(x, y)"]
+    texts = []
+    for function in (relu, larger):
+        kernel, _ = constructed(function)
+        texts.append(tvm.compile(kernel.with_attr("global_symbol", "main"), target=target).mod.inspect_source("asm"))
+    assert "vmaxps" in texts[0]
+    assert "vcmp" not in texts[0]
+    assert "vcmp" in texts[1]
+    assert "vgather" not in texts[1]
 
 
 def test_integers_are_left_alone():
