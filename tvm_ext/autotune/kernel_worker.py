@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from tvm_ext.devices.cpu_info import read_cpu_info
 from tvm_ext.options import configure_threads
 from tvm_ext.records.kernel_job import KernelJob
 from tvm_ext.records.serialise import from_json
@@ -111,6 +112,7 @@ class KernelWorker:
 
 def _local(request: Mapping[str, Any]) -> KernelDevice:
     """This machine's device; raises KernelError where there is none, which is no kernel's fault."""
+    read_cpu_info()  # which asks for leave to use the CPU's tiles
     try:
         for library in request["libraries"]:
             ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)

@@ -1,27 +1,39 @@
 """Which expressions a CPU's dot-product instructions serve: the alignment rule of its own tensor cores (paper §3.3).
 
 The instruction takes a group of neighbours along the reduction at once, so that a register tile is aligned with it
-where the last reduction axis is that group, whole: `tir_passes/plan/dot_form.py` splits an axis for it.
+where the last reduction axis is that group, whole: `tir_passes/plan/dot_form.py` splits an axis for it. A tile
+instruction also takes the reduction axes before the group, as long as the data's elements stay neighbours and fit a
+row of a tile, and rows of data along one spatial axis.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from tvm_ext.analysis.tensor_expr import TensorExpr
-from tvm_ext.devices.dot_instructions import DotInstruction, dot_instruction
+from tvm_ext.devices.dot_instructions import TILE_INSTRUCTIONS, DotInstruction, dot_instruction
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import accumulator_dtype
+from tvm_ext.support.arithmetic import ceil_div
+
+TILE_END_CYCLES = 32
+"""Of a tile of sums: 16 stores of its rows, and as many loads by the epilogue, which wait for the last. Assumed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DotProduct:
-    """``instruction`` for the inputs number ``data`` and ``weights``; ``axis`` is the group's position."""
+    """``instruction`` for the inputs number ``data`` and ``weights``.
+
+    ``axes`` are the positions of the reduction axes that a step takes whole, the group last. Of a tile instruction,
+    ``rows`` is the axis of which a step takes several points; None of others.
+    """
 
     instruction: DotInstruction
     data: int
     weights: int
-    axis: int
+    axes: tuple[int, ...]
+    rows: int | None = None
 
 
 def dot_product(expr: TensorExpr, device: DeviceSpec) -> DotProduct | None:
@@ -35,12 +47,15 @@ def dot_product(expr: TensorExpr, device: DeviceSpec) -> DotProduct | None:
     if weights is None:
         return None
     data, constant, group = expr.inputs[1 - weights], expr.inputs[weights], expr.reduction[-1]
-    row = dot_instruction(device, data.dtype, constant.dtype, accumulator_dtype(expr.output.dtype))
+    types = (data.dtype, constant.dtype, accumulator_dtype(expr.output.dtype))
+    row = dot_instruction(device, *types)
     if row is None or group.extent != row.group or data.stride(group.name) != 1 or not constant.uses(group.name):
         return None
     if any(index is None for access in expr.inputs for index in access.indices) or not _lane_axes(expr, weights):
         return None
-    return DotProduct(instruction=row, data=1 - weights, weights=weights, axis=len(expr.axes) - 1)
+    by_vectors = DotProduct(instruction=row, data=1 - weights, weights=weights, axes=(len(expr.axes) - 1,))
+    tile_row = dot_instruction(device, *types, TILE_INSTRUCTIONS)
+    return by_vectors if tile_row is None else _by_tiles(expr, by_vectors, tile_row, device) or by_vectors
 
 
 def lane_axes(expr: TensorExpr, dot: DotProduct) -> list[str]:
@@ -51,3 +66,36 @@ def lane_axes(expr: TensorExpr, dot: DotProduct) -> list[str]:
 def _lane_axes(expr: TensorExpr, weights: int) -> list[str]:
     data, constant = expr.inputs[1 - weights], expr.inputs[weights]
     return [axis.name for axis in expr.spatial if constant.uses(axis.name) and not data.uses(axis.name)]
+
+
+# --- tiles ------------------------------------------------------------------------------------------------------------
+def _by_tiles(expr: TensorExpr, by_vectors: DotProduct, row: DotInstruction, device: DeviceSpec) -> DotProduct | None:
+    """The product by the tile instruction of ``row``; None where it has no rows, or takes longer than by vectors."""
+    unit, data, constant = row.tile, expr.inputs[by_vectors.data], expr.inputs[by_vectors.weights]
+    extents = {axis.name: axis.extent for axis in expr.axes}
+    rows = [axis for axis in expr.spatial if data.stride(axis.name) and not constant.uses(axis.name)]
+    if unit is None or not rows or row.register_bytes != device.register_bytes:
+        return None
+    own = max(reversed(rows), key=lambda axis: axis.extent / ceil_div(axis.extent, unit.rows))
+    axes, run = list(by_vectors.axes), row.group
+    while axes[0] and (outer := expr.axes[axes[0] - 1]).kind == "reduce":
+        longer = run * outer.extent
+        if data.stride(outer.name) != run or longer > row.group * unit.groups or not constant.uses(outer.name):
+            break
+        axes, run = [axes[0] - 1, *axes], longer
+    points = prod(axis.extent for axis in expr.spatial)
+    lane = max(extents[name] for name in _lane_axes(expr, by_vectors.weights))
+    registers = points // lane * ceil_div(lane, row.register_bytes // 4)
+    steps = prod(axis.extent for axis in expr.reduction) // run
+    tiles = registers // own.extent * ceil_div(own.extent, unit.rows)
+    by_tile = tiles * (steps * unit.cycles + TILE_END_CYCLES)
+    vectors = registers * steps * (run // row.group) * by_vectors.instruction.operations / device.fma_rate
+    if by_tile >= vectors:
+        return None
+    return DotProduct(
+        instruction=row,
+        data=by_vectors.data,
+        weights=by_vectors.weights,
+        axes=tuple(axes),
+        rows=list(extents).index(own.name),
+    )

@@ -21,6 +21,7 @@ import numpy as np
 from tvm_ext.devices.hal import DeviceSpec
 
 from .access_table import AccessTable, Shape, is_columns
+from .matrix_tiles import MatrixTiles
 from .perf_model import PerfModel
 from .register_tiles import CUT_COST
 
@@ -67,6 +68,8 @@ class PortTimes:
         Two rows of seven columns under a 3x3 window read 2 x 9 values for the three taps of a row: 6 a step and not 14.
         """
         core = self.core
+        if isinstance(core, MatrixTiles):
+            return float(sum(core.operand_loads(tile)))
         counts = zip(core.operand_loads(tile), core.slots, core.inputs, strict=True)
         return sum(
             self._broadcasts(table, tile) if table.vector_use == "broadcast" else count * slots

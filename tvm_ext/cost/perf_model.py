@@ -30,7 +30,8 @@ from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.quantities import anywhere, chosen, most_that, smaller, whole_quotient
 
 from .access_table import Shape, access_table, is_columns, loop_order, unmoved_inputs, vector_lanes
-from .register_tiles import RegisterTiles, overlapped
+from .matrix_tiles import core_of
+from .register_tiles import overlapped
 
 REPORTED_UNITS_PER_G = 1e9  # units, by definition
 
@@ -58,7 +59,7 @@ class PerfModel:
         self.lanes = vector_lanes(expr, device) if self.is_cpu and vector_axis is not None else 1
         self.inputs = tuple(access_table(expr, access, vector_axis, device) for access in expr.inputs)
         self.output = access_table(expr, expr.output, vector_axis, device)
-        self.core = RegisterTiles(expr, device, self.vector, self.lanes, self.inputs, self.output)
+        self.core = core_of(expr, device, self.vector, self.lanes, self.inputs, self.output)
         self.last_level = len(device.layers) - 1
         self.partition_level = max(i for i, layer in enumerate(device.layers[:-1]) if layer.scope != "device" or i == 0)
         self.windows = self._window_axes()
@@ -83,7 +84,7 @@ class PerfModel:
     def capacity_bytes(self, level: int) -> float:
         """What a tile in ``level`` may occupy; a shared layer is split evenly among the units (paper §3.3)."""
         if level == 0:
-            registers = self.device.register_limit
+            registers = self.core.limit
             return float(registers * self.device.register_bytes * (self.device.teu_lanes if self.tensor_core else 1))
         return self.machine.room_bytes(level, OF_ONE_UNIT)
 

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tvm_ext.analysis.tensor_expr import Access, TensorExpr
+from tvm_ext.analysis.tensor_expr import Access, Axis, TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
 from tvm_ext.records.tuning import CpuTile
@@ -51,6 +51,11 @@ times that in a reduction: 256 channels in two chunks ran at 51 GFLOP/s, whole a
 
 RUN_BYTES = 64 * 1024
 """The sums of the tiles that go over a chunk together: a small part of any core's L2, which its rows pass, too."""
+
+LEAST_SHARING = 4
+"""Tiles in the innermost loop of a run, for a matrix unit's reduction to go in chunks: between two of these every sum
+is stored and loaded, 8 KiB for each 2 x 2 tiles.
+"""
 
 TASKS_PER_UNIT = 4
 """Tasks that longer runs leave for every core."""
@@ -81,14 +86,20 @@ def reduction_chunks(tile: CpuTile, expr: TensorExpr, device: DeviceSpec) -> Red
     whole = dict(zip((axis.name for axis in expr.spatial), tile.register, strict=True))
     whole |= {axis.name: axis.extent for axis in expr.reduction}
     first = expr.reduction[0]
-    stepped = expr.reduction if dot_product(expr, device) is None else expr.reduction[:-1]
+    dot = dot_product(expr, device)
+    stepped = [
+        axis for place, axis in enumerate(expr.axes) if axis.kind == "reduce" and not (dot and place in dot.axes)
+    ]
     inner = prod(axis.extent for axis in stepped[1:])
+    if dot is not None and dot.rows is not None:
+        return _for_tiles(affine, whole, stepped, tile, expr, device)
     rows = max((far_rows(access, whole, page) for access in streamed), default=1)
     rows_of_step = max((far_rows(access, {**whole, first.name: 1}, page) for access in streamed), default=1)
     if not stepped or first.extent * inner < LEAST_CHUNKS * LEAST_STEPS:
         return None
     followed = FOLLOWED_ROWS // rows_of_step if rows > MOST_ROWS and rows_of_step < rows else None
-    held = _steps_held([access for access in affine if access.uses(vector)], whole, first.name, device)
+    panels = [access for access in affine if access.uses(vector)]
+    held = _steps_held(panels, whole, first.name, Machine(device).own_bytes, device)
     wanted = min((count for count in (followed, held) if count is not None), default=first.extent)
     steps = _even(first.extent, max(1, wanted, ceil_div(LEAST_STEPS, inner)))
     return ReductionChunks(extent=first.extent, steps=steps) if steps < first.extent else None
@@ -125,11 +136,40 @@ def line_steps(access: Access, axis: str, line_bytes: int, count: int = 1) -> in
     return int(abs(access.stride(axis) or 0) * access.itemsize_bytes * count) // line_bytes
 
 
-def _steps_held(panels: Sequence[Access], whole: Mapping[str, int], first: str, device: DeviceSpec) -> int | None:
-    """Steps along the axis ``first`` whose part of the ``panels`` fills half of L1; None where a core keeps all."""
+def _for_tiles(
+    inputs: Sequence[Access],
+    whole: Mapping[str, int],
+    stepped: Sequence[Axis],
+    tile: CpuTile,
+    expr: TensorExpr,
+    device: DeviceSpec,
+) -> ReductionChunks | None:
+    """Chunks for a matrix unit, which takes in 64 bytes a cycle by 2 x 2 tiles, more than an L2 serves: where half of
+    L1 does not hold what the tiles of a run share.
+
+    Worked example, 32 lanes of 1,024 bytes under 512 rows: of 16 steps of 64 bytes, 12 fill 24 KiB, so that eight
+    steps at a time are two even chunks.
+    """
+    longer = with_longer_runs(tile, expr, device)
+    innermost = next((place for place in reversed(longer.order) if longer.outer[place] > 1), None)
+    if not stepped or innermost is None or longer.outer[innermost] < LEAST_SHARING:
+        return None
+    shared = [access for access in inputs if not access.uses(expr.spatial[innermost].name)]
+    first, l1_bytes = stepped[0], device.layers[1].capacity_bytes or 0
+    held = _steps_held(shared, whole, first.name, l1_bytes / 2, device)
+    if held is None:
+        return None
+    parts = ceil_div(first.extent, max(1, held))
+    return ReductionChunks(extent=first.extent, steps=ceil_div(first.extent, parts)) if parts > 1 else None
+
+
+def _steps_held(
+    panels: Sequence[Access], whole: Mapping[str, int], first: str, room_bytes: float, device: DeviceSpec
+) -> int | None:
+    """Steps along the axis ``first`` whose part of the ``panels`` fills half of L1; None where all fit the room."""
     panel_bytes = sum(access.itemsize_bytes * prod(access.tile_shape(whole)) for access in panels)
     l1_bytes = device.layers[1].capacity_bytes
-    if panel_bytes <= Machine(device).own_bytes or not l1_bytes:
+    if panel_bytes <= room_bytes or not l1_bytes:
         return None
     return int(whole[first] * l1_bytes / 2 / panel_bytes)
 

@@ -24,16 +24,17 @@ def register_tiles(model: PerfModel) -> list[Shape]:
 
     Shapes are over all axes: one step of the reduction.
     """
-    most, core = model.device.register_limit, model.core
+    core = model.core
+    most = core.limit
 
     def choices(axis: int) -> list[int]:
         extent = model.extents[axis]
         if axis == model.vector:
             return sorted({min(count * model.lanes, extent) for count in range(1, MOST_PIECES + 1)})
-        return list(range(1, min(extent, most) + 1))
+        return core.row_sizes(axis)
 
     found: list[tuple[int, Shape]] = []
-    lanes = [model.lanes if axis == model.vector else 1 for axis in model.spatial]
+    lanes = [model.lanes if axis == model.vector else core.rows_at_once(axis) for axis in model.spatial]
     for sizes in _products([choices(axis) for axis in model.spatial], lanes, most):
         shape = _over_axes(model, sizes)
         if core.registers(shape) <= most:

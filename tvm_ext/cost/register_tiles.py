@@ -81,11 +81,11 @@ class RegisterTiles:
         self.rounds_lanes = all(table.padded for table in inputs if table.vector_use != "broadcast")
         self._total: dict[Shape, float] = {}
         self._steps: dict[Shape, Step] = {}
+        self.limit = device.register_limit
         self.latency = float(device.fma_latency_cycles or 0) if expr.combiner is not None else 0.0
-        dot = dot_product(expr, device)
-        self.instruction = None if dot is None else dot.instruction
+        self.dot = dot_product(expr, device)
         # A step takes a whole group of the instruction.
-        self.stepped = self.reduction if dot is None else tuple(i for i in self.reduction if i != dot.axis)
+        self.stepped = tuple(i for i in self.reduction if self.dot is None or i not in self.dot.axes)
         self._operations = max(1.0, expr.flops_per_point / 2) * self._instructions_per_multiply_add()
         self.contiguous = next((i for i in self.spatial if i != vector and output.moves_by_one(i)), None)
 
@@ -113,13 +113,21 @@ class RegisterTiles:
         )
         operands = [table.elements(units) for table in self.inputs]
         accumulators = prod([units[i] for i in self.spatial])
-        width = 1 if self.instruction is None else self.instruction.operand_registers
+        width = 1 if self.dot is None else self.dot.instruction.operand_registers
         used = accumulators + width * (min(operands, default=0) + max(0, len(operands) - 1)) + self._carried(units)
         loads = [
             count * self.lanes if table.vector_use == "gather" else count
             for count, table in zip(operands, self.inputs, strict=True)
         ]
         return Step(units=units, loads=tuple(loads), accumulators=accumulators, registers=used)
+
+    def rows_at_once(self, axis: int) -> int:
+        """Points along a spatial ``axis``, not the vector axis, that one register of sums has: 1, of tiles 16."""
+        return 1
+
+    def row_sizes(self, axis: int) -> list[int]:
+        """The sizes along such an ``axis`` that register tiles may have."""
+        return list(range(1, min(self.extents[axis], self.limit) + 1))
 
     def accumulators(self, shape: Shape) -> int:
         """Registers that hold the output tile; along a vectorised reduction axis each lane sums its share."""
@@ -210,7 +218,7 @@ class RegisterTiles:
         A last tile can be that large though smaller: 57 of 64 columns are 16 + 16 + 16 + 8 + 1, five registers for
         four. Measured: 7 x 64 (33 registers) takes 38 cycles a step instead of 14; stored once each, 14 + 28.
         """
-        if self.registers(shape) + self._overwritten(shape) <= self.device.register_limit:
+        if self.registers(shape) + self._overwritten(shape) <= self.limit:
             return 0.0
         return self.accumulators(shape) / self.device.store_rate
 
@@ -220,7 +228,7 @@ class RegisterTiles:
         LLVM lets the sum take the register of its broadcast, and has those of two steps in flight: 11 rows of one
         register spill six sums a step, and take 14 cycles on a Zen 3 (AVX2) instead of 6.
         """
-        if self.device.register_limit > REGISTERS_WITHOUT_BROADCASTS:
+        if self.limit > REGISTERS_WITHOUT_BROADCASTS:
             return 0
         sums, counts = self.accumulators(shape), zip(self.operand_loads(shape), self.inputs, strict=True)
         return sum(count for count, table in counts if table.vector_use == "broadcast" and count == sums)
@@ -230,8 +238,8 @@ class RegisterTiles:
 
         Of a dot-product instruction those that stand for it, by a group.
         """
-        if self.instruction is not None:
-            return self.instruction.operations
+        if self.dot is not None:
+            return self.dot.instruction.operations
         peak32, peak = self.device.peak_gflops_of("float32"), self.device.peak_gflops_of(self.expr.output.dtype)
         if not peak32 or not peak:
             return 1.0
@@ -243,12 +251,16 @@ class RegisterTiles:
             return 0.0
         return float(PACKING_CYCLES * sum(table.packed_elements for table in self.inputs))
 
+    def stored(self, shape: Shape) -> int:
+        """SIMD registers of sums that the tile's end stores."""
+        return self.accumulators(shape)
+
     def store_cycles(self, shape: Shape) -> float:
         """Cycles of the tile's end: its epilogue, and its stores along the output's contiguous axis."""
         per_cycle = self.device.stores_per_cycle
         if per_cycle is None:
             return 0.0
-        registers = self.accumulators(shape)
+        registers = self.stored(shape)
         if self.vector in self.reduction:  # add the lanes together: log2(lanes) shuffles and additions
             return registers * (2 * log2(self.lanes) + 1) / per_cycle
         epilogue = sum(computation.flops_per_element for computation in self.expr.epilogue) / 2 / self.device.fma_rate
@@ -264,7 +276,7 @@ class RegisterTiles:
         """
         assert self.vector is not None
         rows = 1 if self.contiguous is None else shape[self.contiguous]
-        blocks = self.accumulators(shape) / rows
+        blocks = self.stored(shape) / rows
         cycles = 0.0
         for first in range(0, rows, self.lanes):
             own = min(self.lanes, rows - first)

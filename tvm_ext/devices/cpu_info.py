@@ -1,4 +1,4 @@
-"""What the operating system says of this machine's CPU: model, features, caches. Reads files, runs nothing."""
+"""What the operating system says of this machine's CPU: model, features, caches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from .tile_permission import tile_refusal
 
 CPUINFO = Path("/proc/cpuinfo")
 SYSFS_CPU = Path("/sys/devices/system/cpu")
@@ -37,6 +39,9 @@ CHECKED_X86_FEATURES = (
     *("avx512vnni", "avx512bf16", "avx512fp16", "avx512bitalg", "avx512vpopcntdq", "avx512vp2intersect"),
     *("amx-tile", "amx-bf16", "amx-int8"),
 )
+TILES = frozenset(("amx-tile", "amx-bf16", "amx-int8"))
+"""Features that a process asks for: `tile_permission.tile_refusal`."""
+
 CHECKED_ARM_FEATURES = ("neon", "dotprod", "fullfp16", "i8mm", "bf16", "sve", "sve2")
 
 
@@ -55,7 +60,8 @@ class CpuInfo:
     """This machine's CPU. ``features`` are in LLVM's spelling and None where the system does not list them.
 
     ``core_id`` is vendor, family and model as CPUID has them ("AuthenticAMD", 25, 17), or on Arm "arm", implementer and
-    part as MIDR has them; its numbers are 0 where the system does not say.
+    part as MIDR has them; its numbers are 0 where the system does not say. ``refused`` says why the system lets this
+    process use no tiles of a CPU that has them; ``features`` are without these then.
     """
 
     machine: str  # "x86_64", "aarch64"
@@ -63,6 +69,7 @@ class CpuInfo:
     features: frozenset[str] | None
     caches: tuple[CacheInfo, ...]
     core_id: tuple[str, int, int] = ("", 0, 0)
+    refused: str = ""
 
     def bytes_per_core(self, level: int, core_count: int) -> int | None:
         """The part of the cache of ``level`` that one of ``core_count`` busy CPUs has to itself.
@@ -101,19 +108,26 @@ class CpuNeeds:
         if self.machine not in ("", info.machine):
             return f"is an {info.machine} and not an {self.machine}"
         missing = [] if info.features is None else [name for name in self.features if name not in info.features]
-        return f"lacks {', '.join(missing)}" if missing else ""
+        why = f" (Linux refuses tiles: {info.refused})" if info.refused and TILES.intersection(missing) else ""
+        return f"lacks {', '.join(missing)}{why}" if missing else ""
 
 
 def read_cpu_info(cpuinfo: Path = CPUINFO, sysfs: Path = SYSFS_CPU) -> CpuInfo:
-    """Read ``cpuinfo`` and ``sysfs``; what is missing there (macOS, a strict container) is None or empty."""
+    """Read ``cpuinfo`` and ``sysfs``; what is missing there (macOS, a strict container) is None or empty.
+
+    Of a CPU with tiles, this process asks for leave to use them.
+    """
     fields = _first_processor(_read_text(cpuinfo))
     flags = fields.get("flags") or fields.get("Features")
+    features = frozenset(_LLVM_NAMES.get(name, name) for name in flags.split()) if flags else None
+    refused = tile_refusal() if features and features & TILES else ""
     return CpuInfo(
         machine=_machine(platform.machine()),
         model=fields.get("model name") or " ".join(_arm_model(fields)) or platform.processor() or "unknown CPU",
-        features=frozenset(_LLVM_NAMES.get(name, name) for name in flags.split()) if flags else None,
+        features=features - TILES if features and refused else features,
         caches=_caches(sysfs),
         core_id=_core_id(fields),
+        refused=refused,
     )
 
 

@@ -4,12 +4,16 @@ Worked example, vpdpbusd on zmm registers: each of 16 sums of 32 bits gains four
 so that one instruction does what four multiply-adds of float32 do. Of bfloat16, vdpbf16ps adds two to each of 16 sums
 of float32; a Zen 5 starts two of either in a cycle, as of multiply-adds (measured). Which rows a CPU has, the features
 of its target say, which for the machine at hand are those that the operating system lists.
+
+A tile instruction (Intel AMX) does so for 16 rows of data and 16 groups at once, a matrix product of two registers of
+1 KiB: 16 x 64 bytes by 64 x 16 to 16 x 16 sums.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from tvm_ext._tvm import Target, target_has_feature
 
@@ -34,6 +38,29 @@ class DotInstruction:
     features: tuple[str, ...]
     operations: float = 1.0
     operand_registers: int = 1
+    tile: TileUnit | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TileUnit:
+    """The matrix unit of a tile instruction: it takes up to ``rows`` rows of up to ``groups`` groups of data.
+
+    A row of a tile is a vector register's bytes. ``registers`` of tiles hold sums and operands; ``cycles`` pass until
+    the next instruction may start, ``latency_cycles`` until one on the same sums may.
+    """
+
+    rows: int
+    groups: int
+    registers: int
+    cycles: float
+    latency_cycles: float
+
+
+AMX_UNIT = TileUnit(rows=16, groups=16, registers=8, cycles=16, latency_cycles=52)
+"""Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on Intel AMX: throughput and latency of TDP*.
+
+Smaller tiles are taken to last as long. Never measured here.
+"""
 
 
 def _bytes(name: str, register_bytes: int, *features: str, operations: float, operand_registers: int) -> DotInstruction:
@@ -67,6 +94,7 @@ def _halves(
 
 
 VPDPBUSD, VPMADDWD, VDPBF16PS, WIDENED = "vpdpbusd", "vpmaddwd", "vdpbf16ps", "widened"
+TDPBUSD, TDPBF16PS = "tdpbusd", "tdpbf16ps"
 
 DOT_INSTRUCTIONS = (
     _bytes(VPDPBUSD, 64, "avx512vnni", operations=1, operand_registers=1),
@@ -84,11 +112,19 @@ DOT_INSTRUCTIONS = (
 )
 """The better ones of a type first."""
 
+TILE_INSTRUCTIONS = (
+    replace(_bytes(TDPBUSD, 64, "amx-tile", "amx-int8", operations=1, operand_registers=1), tile=AMX_UNIT),
+    replace(_halves(TDPBF16PS, 64, "amx-tile", "amx-bf16", operations=1, operand_registers=1), tile=AMX_UNIT),
+)
+"""Beside them a CPU has one of `DOT_INSTRUCTIONS` for the same types, which serves what has too few rows."""
 
-def dot_instruction(device: DeviceSpec, data: str, weights: str, sums: str) -> DotInstruction | None:
-    """The best instruction of ``device`` for these types; None where it has none."""
+
+def dot_instruction(
+    device: DeviceSpec, data: str, weights: str, sums: str, rows: Sequence[DotInstruction] = DOT_INSTRUCTIONS
+) -> DotInstruction | None:
+    """The best instruction of ``device`` for these types among ``rows``; None where it has none."""
     types = (data, weights, sums)
-    for row in DOT_INSTRUCTIONS:
+    for row in rows:
         fits = (row.data, row.weights, row.sums) == types and row.register_bytes == device.register_bytes
         if fits and device.kind == "cpu" and _has(device.target, row.features):
             return row

@@ -70,7 +70,8 @@ def _from_tables(info: CpuInfo) -> DeviceSpec:
     shape = _shape(info, table, cores, busy, dram)
     if known and known.l3_bytes_per_core and shape.l3_bytes:
         shape = replace(shape, l3_bytes=min(shape.l3_bytes, int(known.l3_bytes_per_core * busy)))
-    description = f"this machine: {info.model}, {best.name}"
+    tiles = f" without AMX, which Linux refuses: {info.refused}" if info.refused else ""
+    description = f"this machine: {info.model}, {best.name}{tiles}"
     spec = cpus.cpu_spec("cpu", description, isa or best, shape, host_target(info, cores), ("llvm", "host"))
     return with_facts(spec, [fact("row", table.name, "name", _identified(info))])
 

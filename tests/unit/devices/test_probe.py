@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit.devices.measured_cpu import cpu_info_of
-from tvm_ext.devices import probe
-from tvm_ext.devices.cpu_info import read_cpu_info
+from tvm_ext.devices import cpu_info, probe
+from tvm_ext.devices.cpu_info import CpuNeeds, read_cpu_info
 from tvm_ext.devices.rows import cpus
 from tvm_ext.devices.rows.microarchitectures import MICROARCHITECTURES, microarchitecture_of
+from tvm_ext.devices.tile_permission import tile_refusal
 from tvm_ext.errors import UnsupportedEnvironmentError
 
 
@@ -46,6 +47,22 @@ def test_reading_cpuinfo_and_sysfs(tmp_path: Path) -> None:
     assert (info.model, info.core_id) == ("Test CPU", ("AuthenticAMD", 25, 17))
     assert info.features == {"fma", "avx2", "avx512bf16", "sse4.2"}
     assert [(cache.level, cache.size_bytes, cache.line_bytes) for cache in info.caches] == [(1, 49152, 64)]
+
+
+@pytest.mark.parametrize("refused", ["", "Operation not supported"])
+def test_a_process_asks_for_tiles(refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU whose tiles the system refuses has none, and says why to code that needs them."""
+    monkeypatch.setattr(cpu_info, "tile_refusal", lambda: refused)
+    (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name : A Xeon\nflags : avx2 amx_tile amx_int8\n")
+    info = read_cpu_info(tmp_path / "cpuinfo", tmp_path)
+    assert info.features == ({"avx2"} if refused else {"avx2", "amx-tile", "amx-int8"})
+    unmet = CpuNeeds(features=("avx2", "amx-tile")).unmet_by(info)
+    assert unmet == (f"lacks amx-tile (Linux refuses tiles: {refused})" if refused else "")
+    assert CpuNeeds(features=("avx2", "avx512f")).unmet_by(info) == "lacks avx512f"
+
+
+def test_tiles_are_refused_or_not_the_same_way_twice() -> None:
+    assert tile_refusal() == tile_refusal()
 
 
 def test_a_system_that_tells_nothing_falls_back_to_the_table(tmp_path: Path) -> None:

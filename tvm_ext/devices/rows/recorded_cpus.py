@@ -1,6 +1,7 @@
 """CPUs that were measured once and written down: what a build constructed there can be constructed anywhere.
 
-Their code is that of the instruction set alone (x86-64-v4 or v3), so that it runs on every machine which has that.
+Their code is that of the instruction set alone (x86-64-v4 or v3), so that it runs on every machine which has that;
+`CPU_XEON_AMX_TILES` alone is for the machine's own instructions.
 ``TVM_EXT_CPU`` makes one of them stand for this machine; the tests run under them.
 """
 
@@ -84,21 +85,26 @@ CPU_CASCADE_LAKE = _recorded(
         spread=0.124,
     ),
 )
+XEON_AMX = CpuMeasurement(
+    clock_ghz=4.09,
+    float32_gflops_one_core=242.7,
+    float32_gflops=484.5,
+    float64_gflops=247.4,
+    streams_gb_per_s=(("L1", 713.6), ("L2", 369.1), ("L3", 59.4), ("L4", 35.1)),
+    launch_overhead_us=0.799,
+    spread=0.060,
+)
+XEON_SHAPE = _shape(2.5, 48, 2048, 64 * MIB, "the buffers of its measurement; the last cache is 64 MiB or more")
 CPU_XEON_AMX = _recorded(
-    "cpu-xeon-amx",
-    "two cores of an Intel Xeon with AMX under KVM",
+    "cpu-xeon-amx", "two cores of an Intel Xeon with AMX under KVM", AVX512, WIDE, XEON_SHAPE, XEON_AMX
+)
+CPU_XEON_AMX_TILES = _recorded(
+    "cpu-xeon-amx-tiles",
+    "two cores of an Intel Xeon with AMX under KVM, with code that uses AMX",
     AVX512,
-    WIDE,
-    _shape(2.5, 48, 2048, 64 * MIB, "the buffers of its measurement; the last cache is 64 MiB or more"),
-    CpuMeasurement(
-        clock_ghz=4.09,
-        float32_gflops_one_core=242.7,
-        float32_gflops=484.5,
-        float64_gflops=247.4,
-        streams_gb_per_s=(("L1", 713.6), ("L2", 369.1), ("L3", 59.4), ("L4", 35.1)),
-        launch_overhead_us=0.799,
-        spread=0.060,
-    ),
+    {"mcpu": "sapphirerapids", "mattr": ("-prefer-256-bit",)},
+    XEON_SHAPE,
+    XEON_AMX,
 )
 CPU_CASCADE_LAKE_AVX2 = _recorded(
     "cpu-cascade-lake-avx2",
@@ -116,4 +122,4 @@ CPU_CASCADE_LAKE_AVX2 = _recorded(
         spread=0.046,
     ),
 )
-RECORDED_ROWS = (CPU_EPYC_ZEN5, CPU_CASCADE_LAKE, CPU_XEON_AMX, CPU_CASCADE_LAKE_AVX2)
+RECORDED_ROWS = (CPU_EPYC_ZEN5, CPU_CASCADE_LAKE, CPU_XEON_AMX, CPU_XEON_AMX_TILES, CPU_CASCADE_LAKE_AVX2)

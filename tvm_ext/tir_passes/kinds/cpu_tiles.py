@@ -13,6 +13,7 @@ from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.analysis.tile_workload import tile_workload
 from tvm_ext.analysis.window import is_padding
 from tvm_ext.cost.cpu_tiles import program_of, tile_of, usual_order
+from tvm_ext.cost.dot_products import dot_product
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.choice import KernelChoice
@@ -30,7 +31,7 @@ from ..plan.canonical import canonical_rows
 from ..plan.chosen_tiles import TileChoices
 from ..plan.context import KernelContext
 from ..plan.form import Form, fused_note
-from ..plan.panel import PanelView, check_runs
+from ..plan.panel import PanelView, check_runs, check_strides
 from ..plan.plan_kernels import RowGroup, TileGroup
 from .cpu_rows import RowPart
 from .kernel_kind import NO_CHOICE, Candidates, Group, KernelKind, KernelPart
@@ -67,6 +68,10 @@ class TilePart(KernelPart[CpuTile]):
     def forms(self, chosen: CpuTile | None = None) -> list[Form]:
         anchor, device = self.anchor, self.context.device
         check_runs(anchor.computation, self.views)
+        dot = dot_product(anchor.expr, device)
+        if dot is not None and dot.rows is not None:
+            own = [anchor.computation.variables[place] for place in (dot.rows, *dot.axes)]
+            check_strides(anchor.computation, self.views, own)
         constructed = next(iter(anchor.programs), None)
         if constructed is None:
             if chosen is not None:

@@ -10,7 +10,7 @@ from tvm_ext.analysis.computation_exprs import flat_stride
 from tvm_ext.analysis.computation_rewrites import split_axis
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions
 from tvm_ext.analysis.predicates import factors_of, is_in
-from tvm_ext.devices.dot_instructions import dot_instruction
+from tvm_ext.devices.dot_instructions import TILE_INSTRUCTIONS, dot_instruction
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import accumulator_dtype
 
@@ -19,14 +19,15 @@ def by_groups(computation: Computation, constants: Sequence[Buffer], device: Dev
     """``computation`` with a reduction axis split for the device's instruction; itself where there is nothing to gain.
 
     Worked example, 64 channels in groups of 4: ``sum(x[i, k] * w[k, j])`` over k becomes a sum over 16 groups of
-    ``x[i, 4 * g + k] * w[4 * g + k, j]``, where k is the innermost axis.
+    ``x[i, 4 * g + k] * w[4 * g + k, j]``, where k is the innermost axis. For a device with tiles, which take up to 16
+    groups, a longer axis of groups is split once more.
     """
     factors = factors_of(computation) if computation.combiner == "sum" else None
     if factors is None:
         return computation
     data, weights = factors if is_in(factors[1].source, constants) else reversed(factors)
-    sums = accumulator_dtype(dtype_of(computation.target))
-    row = dot_instruction(device, dtype_of(data), dtype_of(weights), sums)
+    types = (dtype_of(data), dtype_of(weights), accumulator_dtype(dtype_of(computation.target)))
+    row = dot_instruction(device, *types)
     if row is None or not is_in(weights.source, constants):
         return computation
     for place, variable in reversed(list(enumerate(computation.variables))):
@@ -35,8 +36,20 @@ def by_groups(computation: Computation, constants: Sequence[Buffer], device: Dev
         if flat_stride(data, variable, computation) == 1 and mentions(list(weights.indices), variable):
             if computation.extent(variable) % row.group:
                 return computation
-            return _with_last(split_axis(computation, variable, row.group), place + 1)
+            grouped = _with_last(split_axis(computation, variable, row.group), place + 1)
+            tiles = dot_instruction(device, *types, TILE_INSTRUCTIONS)
+            return grouped if tiles is None or tiles.tile is None else _by_rows(grouped, place, tiles.tile.groups)
     return computation
+
+
+def _by_rows(computation: Computation, place: int, most: int) -> Computation:
+    """``computation`` with axis number ``place``, of groups, split into even rows of a tile, ``most`` groups at most.
+
+    Worked example, 96 bytes: 24 groups are two rows of 12. 17 groups have no even rows, and stay.
+    """
+    groups = computation.extents[place]
+    even = max(size for size in range(1, most + 1) if groups % size == 0)
+    return split_axis(computation, computation.variables[place], even) if 1 < even < groups else computation
 
 
 def _with_last(computation: Computation, last: int) -> Computation:

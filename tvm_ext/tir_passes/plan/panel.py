@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tvm_ext._tvm import Buffer, Expr, TensorLoad, Var, tirx
 from tvm_ext.analysis.computation_exprs import linear_form
@@ -176,6 +177,18 @@ def check_runs(computation: Computation, views: Sequence[PanelView]) -> None:
             for part, read_at in list(zip(view.parts, indices, strict=True))[: view.divided]:
                 if part.extent > 1 and isinstance(read_at, tirx.IntImm):
                     raise IllegalRewrite(f"{computation.name} has an axis that runs across panels")
+
+
+def check_strides(computation: Computation, views: Sequence[PanelView], axes: Sequence[Var]) -> None:
+    """Raise IllegalRewrite where a view does not lie in memory along ``axes`` as it would alone: an instruction that
+    takes several of their points at once counts on it.
+    """
+    for view in views:
+        own, whole = (static_shape(buffer) for buffer in (view.buffer, view.original))
+        for load in (load for load in computation.loads() if load.source.same_as(view.buffer)):
+            for dim, read_at in enumerate(load.indices):
+                if mentions(read_at, *axes) and prod(own[dim + 1 :]) != prod(whole[dim + 1 :]):
+                    raise IllegalRewrite(f"{computation.name} reads a panel whose rows lie apart")
 
 
 # --- which part of what a panel needs -------------------------------------------------------------------------------

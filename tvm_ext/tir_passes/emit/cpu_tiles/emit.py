@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, tirx
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.live_taps import LiveTaps
 from tvm_ext.analysis.tensor_expr import TensorExpr
@@ -33,14 +33,13 @@ from tvm_ext.ir.build_ir import (
     SERIAL,
     allocate,
     flat,
+    if_all,
     index,
-    load,
     loop,
     new_buffer,
     outer_kind,
     parallel_cut,
     sequence,
-    store,
     tile_count,
     tile_size,
 )
@@ -49,8 +48,9 @@ from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
 
 from .layout import TileLayout, lay_out
+from .matrix_tile import MatrixTile, configured
 from .packing import PackedInput
-from .register_tile import RegisterTile, choose_tile
+from .register_tile import RegisterTile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -95,8 +95,10 @@ def _grid(layout: TileLayout, kind: ForKind) -> Stmt:
     def task(blocks: tuple[Expr, ...]) -> Stmt:
         starts = tuple(b * index(layout.blocks[p][0]) for b, p in zip(blocks, layout.order, strict=True))
         if layout.chunks is not None:
-            return _chunked_task(layout, layout.chunks, starts)
-        return _blocked(layout, starts, lambda tiles: choose_tile(layout, tiles, RegisterTile.whole))
+            body = _chunked_task(layout, layout.chunks, starts)
+        else:
+            body = _blocked(layout, starts, lambda tiles: _choose_tile(layout, tiles, lambda tile: tile.whole()))
+        return body if layout.matrix is None else configured(layout, body)
 
     extents = [ceil_div(layout.counts[p], layout.blocks[p][0]) for p in layout.order]
     return parallel_cut(extents, kind, "task", task)
@@ -144,7 +146,7 @@ def _chunked_task(layout: TileLayout, chunks: ReductionChunks, starts: tuple[Exp
         def within(done: tuple[Expr, ...]) -> Stmt:
             if len(done) == len(layout.order):
                 tiles = tuple(start + at for start, at in zip(starts, done, strict=True))
-                return choose_tile(layout, tiles, lambda tile: body(flat(done, longest), tile))
+                return _choose_tile(layout, tiles, lambda tile: body(flat(done, longest), tile))
             p, start = layout.order[len(done)], starts[len(done)]
             steps = tile_size(layout.counts[p], layout.blocks[p][0], start)
             return loop(steps, SERIAL, f"{layout.computation.variables[p].name}_tile", lambda v: within((*done, v)))
@@ -166,19 +168,28 @@ def _chunked_run(
     sums = new_buffer((longest, rows, width), layout.accumulator_dtype, "sums", "local")
 
     def chunk(number: Expr) -> Stmt:
-        def part(tile: Expr, own: RegisterTile) -> Stmt:
-            def begin(_offsets: tuple[Expr, ...], row: Expr, lane: Expr) -> Expr:
-                return tirx.Select(number > 0, load(sums, [tile, row, lane]), own.initial)
+        first = number * index(chunks.steps)
+        count = tile_size(chunks.extent, chunks.steps, first)
+        return run(lambda tile, own: own.part(sums, tile, number, first, count))
 
-            first = number * index(chunks.steps)
-            reduced = own.reduce(first, tile_size(chunks.extent, chunks.steps, first))
-            kept = own.sums.write(lambda _, row, lane, value: store(sums, value, [tile, row, lane]))
-            return sequence(allocate(own.sums.buffer), own.sums.fill(begin), reduced, kept)
+    stores = run(lambda tile, own: own.end(sums, tile))
+    return sequence(allocate(sums), loop(chunks.count, SERIAL, "chunk", chunk), stores)
 
-        return run(part)
 
-    def end(tile: Expr, own: RegisterTile) -> Stmt:
-        fetched = own.sums.fill(lambda _, row, lane: load(sums, [tile, row, lane]))
-        return sequence(allocate(own.sums.buffer), fetched, *own.stores())
+# --- register tiles ---------------------------------------------------------------------------------------------------
+def _choose_tile(layout: TileLayout, tiles: tuple[Expr, ...], body: Callable[[RegisterTile], Stmt]) -> Stmt:
+    """``body`` of the L0 tile at ``tiles``; where an axis has a smaller last tile, of both, chosen between."""
+    at = dict(zip(layout.order, tiles, strict=True))
+    kind = RegisterTile if layout.matrix is None else MatrixTile
 
-    return sequence(allocate(sums), loop(chunks.count, SERIAL, "chunk", chunk), run(end))
+    def choose(remaining: tuple[int, ...], sizes: dict[int, int]) -> Stmt:
+        if not remaining:
+            return body(kind.of(layout, at, sizes))
+        (p, *_), rest = remaining, remaining[1:]
+        tail = layout.tail(p)
+        if tail == 0 or layout.full[p] == 0:
+            return choose(rest, {**sizes, p: tail or layout.tile[p]})
+        whole, last = (choose(rest, {**sizes, p: size}) for size in (layout.tile[p], tail))
+        return if_all([at[p] < index(layout.full[p])], whole, last)
+
+    return choose(layout.spatial, {})

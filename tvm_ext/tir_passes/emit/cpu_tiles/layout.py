@@ -14,7 +14,6 @@ from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.cpu_tiles import tile_of
 from tvm_ext.cost.dot_products import DotProduct, dot_product
 from tvm_ext.cost.reduction_chunks import ReductionChunks, reduction_chunks, with_longer_runs
-from tvm_ext.devices.dot_instructions import DotInstruction
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     INDEX_DTYPE,
@@ -47,7 +46,7 @@ class TileLayout:
     update: Expr  # the anchor's over its axis variables, packed loads addressed through panel and lane
     vector: int
     rows: tuple[int, ...]  # spatial axes other than the vector axis
-    reduction: tuple[int, ...]  # without the group of a dot-product instruction, which one step takes
+    reduction: tuple[int, ...]  # without what one step of a dot-product instruction takes
     tile: dict[int, int]
     counts: dict[int, int]
     full: dict[int, int]
@@ -65,6 +64,11 @@ class TileLayout:
     reads: EpilogueReads | None  # of the epilogue, likewise
     panel: Expr  # variables of the packed addressing: which panel of the vector axis, and which lane in it
     lane: Expr
+
+    @property
+    def matrix(self) -> DotStep | None:
+        """A step by tiles of a matrix unit; None where registers are vectors."""
+        return None if self.dot is None or self.dot.product.rows is None else self.dot
 
     @property
     def spatial(self) -> tuple[int, ...]:
@@ -95,7 +99,7 @@ class TileLayout:
         points = {p: start[p] + offset for p, offset in zip(self.rows, offsets, strict=True)}
         points |= dict(zip(self.reduction, ks, strict=False))
         if self.dot is not None:
-            points[self.dot.axis] = index(0)
+            points |= dict.fromkeys(self.dot.product.axes, index(0))
         points[self.vector] = start[self.vector] + lane
         return [*bind_at(self.computation, points), (self.panel, at[self.vector]), (self.lane, lane)]
 
@@ -124,8 +128,9 @@ def lay_out(
     dtype = accumulator_dtype(dtype_of(computation.target))
     lanes = lanes_of(dtype, device.register_bytes)
     dot = dot_product(expr, device) if factors_of(computation) is not None else None
-    group = None if dot is None else dot.axis
-    reduction = tuple(p for p, kind in enumerate(computation.kinds) if kind == "reduce" and p != group)
+    taken = () if dot is None else dot.axes
+    group = taken[-1] if taken else None
+    reduction = tuple(p for p, kind in enumerate(computation.kinds) if kind == "reduce" and p not in taken)
     packed = tuple(
         made
         for item, access in zip(computation.loads(), expr.inputs, strict=True)
@@ -159,10 +164,10 @@ def lay_out(
         packed=packed,
         round_lanes=_only_padded_panels(computation, expr, names[vector], packed),
         chunks=chunks,
-        live=tuple(taps for taps in live if chunks is None or taps.taps != reduction[0]),
+        live=tuple(taps for taps in live if taps.taps in (reduction if chunks is None else reduction[1:])),
         dot=None if dot is None else _dot_step(dot, computation, read),
         next_panel=panel_after,
-        next_tiles=next_tiles(computation, expr, loops, reduction, device),
+        next_tiles=() if dot and dot.rows is not None else next_tiles(computation, expr, loops, reduction, device),
         reads=epilogue_reads(computation, expr, epilogue, device),
         panel=panel,
         lane=lane,
@@ -171,13 +176,11 @@ def lay_out(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DotStep:
-    """A step by ``instruction``: the loads of the first of a group of data, and of weights in their panel.
-
-    ``axis`` is that of the group.
+    """A step of a ``product`` by an instruction: the loads of the first of a group of data, and of weights in their
+    panel.
     """
 
-    instruction: DotInstruction
-    axis: int
+    product: DotProduct
     data: TensorLoad
     weights: TensorLoad
 
@@ -185,7 +188,7 @@ class DotStep:
 def _dot_step(dot: DotProduct, computation: Computation, packed: Sequence[tuple[TensorLoad, TensorLoad]]) -> DotStep:
     loads = computation.loads()
     (weights,) = (made for original, made in packed if structural_equal(original, loads[dot.weights]))
-    return DotStep(instruction=dot.instruction, axis=dot.axis, data=loads[dot.data], weights=weights)
+    return DotStep(product=dot, data=loads[dot.data], weights=weights)
 
 
 def _only_padded_panels(

@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
-from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, tirx
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, TensorLoad, tirx
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.analysis.tensor_expr import Access
 from tvm_ext.ir.build_ir import (
@@ -16,7 +17,6 @@ from tvm_ext.ir.build_ir import (
     RegisterArray,
     allocate,
     flat,
-    if_all,
     in_dtype,
     index,
     load,
@@ -45,6 +45,8 @@ class RegisterTile:
     at: dict[int, Expr]
     sizes: dict[int, int]
     sums: RegisterArray
+    row_kind: ClassVar[ForKind] = UNROLLED
+    """Of the loops over rows that store sums: unrolled, these are in registers."""
 
     @classmethod
     def of(cls, layout: TileLayout, at: dict[int, Expr], sizes: dict[int, int]) -> RegisterTile:
@@ -72,6 +74,23 @@ class RegisterTile:
         """From the initial values of its sums to its stores."""
         begin = self.sums.fill(lambda *_point: self.initial)
         return sequence(allocate(self.sums.buffer), *self._ask_for_reads(), begin, self.reduce(), *self.stores())
+
+    def part(self, kept: Buffer, number: Expr, chunk: Expr, first: Expr, count: int | Expr) -> Stmt:
+        """``count`` steps of the outermost axis from ``first`` on, the ``chunk`` of these; the sums wait in ``kept``.
+
+        ``kept`` has the dims of the sums behind the tile's ``number``.
+        """
+
+        def begin(_offsets: tuple[Expr, ...], row: Expr, lane: Expr) -> Expr:
+            return tirx.Select(chunk > 0, load(kept, [number, row, lane]), self.initial)
+
+        written = self.sums.write(lambda _, row, lane, value: store(kept, value, [number, row, lane]))
+        return sequence(allocate(self.sums.buffer), self.sums.fill(begin), self.reduce(first, count), written)
+
+    def end(self, kept: Buffer, number: Expr) -> Stmt:
+        """The stores of sums that were ``kept``."""
+        fetched = self.sums.fill(lambda _, row, lane: load(kept, [number, row, lane]))
+        return sequence(allocate(self.sums.buffer), fetched, *self.stores())
 
     @property
     def rows(self) -> list[int]:
@@ -140,7 +159,7 @@ class RegisterTile:
 
     def _by_instruction(self, step: DotStep, ks: tuple[Expr, ...]) -> Stmt:
         """The registers of sums with a group of products each: vectors throughout, which stock TVM leaves alone."""
-        layout, row = self.layout, step.instruction
+        layout, row = self.layout, step.product.instruction
 
         def register(piece: tuple[int, int], offsets: tuple[Expr, ...]) -> Stmt:
             first, length = piece
@@ -177,7 +196,7 @@ class RegisterTile:
             number = flat(offsets, self.rows)
             return self._store_lanes(self.width, lambda lane: (load(self.sums.buffer, [number, lane]), offsets, lane))
 
-        return nest(self.rows, UNROLLED, self.layout.row_names, row)
+        return nest(self.rows, self.row_kind, self.layout.row_names, row)
 
     def _store_transposed(self) -> list[Stmt]:
         """The output is contiguous along another axis: transpose the tile in registers, then write it along that."""
@@ -256,23 +275,6 @@ def _along_last(element: TensorLoad, count: int) -> TensorLoad:
     """``count`` elements from ``element`` on, as a vector; they may run across the ends of rows."""
     *outer, last = element.indices
     return tirx.BufferLoad(element.source, [*outer, tirx.Ramp(last, tirx.const(1, last.ty.dtype), count)])
-
-
-def choose_tile(layout: TileLayout, tiles: tuple[Expr, ...], body: Callable[[RegisterTile], Stmt]) -> Stmt:
-    """``body`` of the L0 tile at ``tiles``; where an axis has a smaller last tile, of both, chosen between."""
-    at = dict(zip(layout.order, tiles, strict=True))
-
-    def choose(remaining: tuple[int, ...], sizes: dict[int, int]) -> Stmt:
-        if not remaining:
-            return body(RegisterTile.of(layout, at, sizes))
-        (p, *_), rest = remaining, remaining[1:]
-        tail = layout.tail(p)
-        if tail == 0 or layout.full[p] == 0:
-            return choose(rest, {**sizes, p: tail or layout.tile[p]})
-        whole, last = (choose(rest, {**sizes, p: size}) for size in (layout.tile[p], tail))
-        return if_all([at[p] < index(layout.full[p])], whole, last)
-
-    return choose(layout.spatial, {})
 
 
 # --- transposing a tile -----------------------------------------------------------------------------------------------
