@@ -77,15 +77,19 @@ class CellClock:
         """The tasks of a step; all but the last have ``tiles.units`` units."""
         return ceil_div(self.work.units, tiles.units)
 
-    def predict(self, tiles: CellTiles) -> Prediction:
-        """The time of a step on all units with a start of each, and what binds it."""
+    def predict(self, tiles: CellTiles, units: int | None = None) -> Prediction:
+        """The time of a step on ``units``, or on all, with a start of each, and what binds it.
+
+        Worked example, an LSTM of 256 units at batch 1: half of its weights stay in a second cache of 1 MiB, all of
+        them do not. Measured on Zen 5: 7.7 us on one core, 3.6 on two.
+        """
         machine, tasks, traffic = self.machine, self.task_count(tiles), self._weight_bytes(tiles)
-        share = ceil_div(tasks, self.device.unit_count)  # tasks of the busiest unit
+        share = ceil_div(tasks, units or self.device.unit_count)  # tasks of the busiest unit
         source = machine.holder(traffic / tasks * share, OF_ONE_UNIT)
         compute_s = share * self._task_cycles(tiles, None) / machine.hz
         busy_s = share * self._task_cycles(tiles, source) / machine.hz
         return Prediction(
-            time_s=busy_s + machine.launch_s,
+            time_s=busy_s + (machine.launch_s if units != 1 else 0.0),
             compute_s=compute_s,
             layers=(LayerCost(layer=source.name, footprint_bytes=traffic, traffic_bytes=traffic, time_s=busy_s),),
             bound=source.name if traffic / machine.rate(source) > compute_s else "compute",

@@ -287,12 +287,14 @@ FORK_PAYS = 4
 """Starting a parallel region must save at least this many times what it costs: on a busy machine it costs more."""
 
 
-def outer_kind(time_s: float, device: DeviceSpec) -> ForKind:
+def outer_kind(time_s: float, device: DeviceSpec, *, alone_s: float | None = None) -> ForKind:
     """The kind of a kernel's outer loop that takes ``time_s`` on all units: SERIAL where one unit is as good.
+
+    ``alone_s``: its time on one unit, where that is not ``time_s`` times the number of units.
 
     Worked example: 2 us on two units is 4 us on one; a launch of 1 us saves 2 us, twice what it costs: SERIAL.
     """
-    saved_s = time_s * (device.unit_count - 1)
+    saved_s = time_s * (device.unit_count - 1) if alone_s is None else alone_s - time_s
     cost_s = Machine(device).launch_s
     return PARALLEL if device.unit_count > 1 and saved_s > FORK_PAYS * cost_s else SERIAL
 

@@ -13,7 +13,7 @@ from tvm_ext.cost.cell_time import ACTIVATION_OPERATIONS, CellClock
 from tvm_ext.cost.row_time import operations_per_point
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import outer_kind
+from tvm_ext.ir.build_ir import SERIAL, outer_kind
 from tvm_ext.records.cell import CellTiles, CellWork
 from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.rprogram import RProgram, RTile
@@ -56,8 +56,9 @@ def _step_form(cell: Cell, step: CellStep, params: Sequence[Buffer], device: Dev
     tiles = clock.usual_tiles()
     if tiles is None:
         raise IllegalRewrite(f"{device.name} has no SIMD registers for the units of a cell")
-    program = _program(clock, tiles)
-    statement, packs = emit_cell_step(cell, step, tiles, outer_kind(program.prediction.busy_s, device), params)
+    kind = outer_kind(clock.predict(tiles).busy_s, device, alone_s=clock.predict(tiles, units=1).busy_s)
+    program = _program(clock, tiles, units=1 if kind == SERIAL else device.unit_count)
+    statement, packs = emit_cell_step(cell, step, tiles, kind, params)
     sums = ", ".join(f"{product.computation.name} at {len(product.places)} gates" for product in step.products)
     note = f"a cell of {cell.rows} x {cell.units} units: {sums} with {len(step.values)} values fused, in {tiles}"
     return Form(path="rtile", statements=(statement,), program=program, notes=(note,), packs=packs)
@@ -79,7 +80,7 @@ def _work(cell: Cell, step: CellStep) -> CellWork:
     )
 
 
-def _program(clock: CellClock, tiles: CellTiles) -> RProgram:
+def _program(clock: CellClock, tiles: CellTiles, units: int) -> RProgram:
     """A step as an rProgram over the batch and the units, as reports show any other."""
     work, device, tasks = clock.work, clock.device, clock.task_count(tiles)
 
@@ -91,9 +92,9 @@ def _program(clock: CellClock, tiles: CellTiles) -> RProgram:
         expr_digest="",
         tiles=(("L0", tile(tiles.rows)), ("L1", tile(work.rows))),
         vector_axis="unit",
-        unit_count=min(device.unit_count, tasks),
+        unit_count=min(units, tasks),
         partition_count=tasks,
         epsilon=0.0,
         shrunk=False,
-        prediction=clock.predict(tiles),
+        prediction=clock.predict(tiles, units),
     )
