@@ -124,6 +124,6 @@ class CellClock:
         return cycles
 
     def _weight_bytes(self, tiles: CellTiles) -> float:
-        """Of all weights as they are packed: units rounded up to whole registers."""
-        units = ceil_div(self.work.units, tiles.lanes) * tiles.lanes
+        """Of all weights as they are packed: units rounded up to whole tasks."""
+        units = self.task_count(tiles) * tiles.units
         return units * sum(gates * depth * itemsize for gates, depth, itemsize in self.work.products)
