@@ -8,17 +8,16 @@
   alone. That pass would do the same, but turns NaN into infinity or 0, and does not see what a Let binds.
 * *Instructions* read words of two elements, ``int32``: see `dot_ir`. LLVM's intrinsics have operands of bfloat16, which
   BF16ComputeLegalize would turn into float32. So a kernel calls small functions in LLVM IR, on words, by name.
-  `link_functions`, behind stock TVM's pipeline, puts the text of those that are called into the kernel, and LLVM
-  inlines them: vdpbf16ps with an operand from memory is left of a call.
+  `link_functions`, behind stock TVM's pipeline, puts the text of those that are called into the kernel
+  (`llvm_functions.py`), and LLVM inlines them: vdpbf16ps with an operand from memory is left of a call.
 
 A further instruction (AMX, say) needs a row in `devices/dot_instructions.py`, and where LLVM has operands of bfloat16,
-a text in `_TEXTS`.
+a text in `llvm_functions.py`.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,10 +32,8 @@ from tvm_ext._tvm import (
     Node,
     PrimFunc,
     Stmt,
-    StringImm,
     Target,
     TensorLoad,
-    call_pure_extern,
     ir,
     new_vector_op,
     structural_map,
@@ -45,6 +42,8 @@ from tvm_ext._tvm import (
     tirx,
 )
 from tvm_ext.analysis.computations import dtype_of
+
+from .llvm_functions import llvm_call, with_texts
 
 BFLOAT16 = "bfloat16"
 ROUND = new_vector_op("tirx.tvm_ext_round_to_bfloat16")
@@ -56,7 +55,6 @@ HIGH_HALF = -(1 << 16)
 
 _ADDRESS_OF, _REINTERPRET = ir.Op.get("tirx.address_of"), ir.Op.get("tirx.reinterpret")
 _CONVERSION = ("avx512bf16", "avx512vl")
-_PREFIX = "tvm_ext_llvm_"
 
 
 # --- values ---------------------------------------------------------------------------------------------------------
@@ -147,7 +145,7 @@ def widened(load: TensorLoad) -> Expr:
 def llvm_dot(register_bytes: int, sums: Expr, data: Expr, weights: Expr) -> Expr:
     """vdpbf16ps: float32 ``sums`` with the products of two elements a word of ``data`` and ``weights`` added."""
     lanes = register_bytes // 4
-    return call_pure_extern(f"float32x{lanes}", f"{_PREFIX}dot_{lanes}", sums, data, weights)
+    return llvm_call(f"float32x{lanes}", "dot", lanes, sums, data, weights)
 
 
 # --- functions in LLVM IR -------------------------------------------------------------------------------------------
@@ -159,61 +157,6 @@ def link_functions(func: PrimFunc, target: Target) -> PrimFunc:
         if call.op != ROUND:
             return call
         lanes = int(call.ty.dtype.lanes) if hasattr(call.ty.dtype, "lanes") else 1
-        return call_pure_extern(call.ty, f"{_PREFIX}{name}_{lanes}", *call.args)
+        return llvm_call(call.ty, name, lanes, *call.args)
 
-    body = structural_map(func.body, (Call, called))
-    names: set[str] = set()
-    structural_walk(body, (StringImm, lambda text: names.add(str(text.value))))
-    texts = [_text(name) for name in sorted(names) if name.startswith(_PREFIX)]
-    if not texts:
-        return func
-    zero = tirx.IntImm("int32", 0)
-    return func.with_body(tirx.AttrStmt(zero, "pragma_import_llvm", StringImm("\n".join(texts)), body))
-
-
-def _text(name: str) -> str:
-    """The function called ``name``, of as many lanes as its end says."""
-    kind, lanes = re.fullmatch(rf"{_PREFIX}(\w+)_(\d+)", name).groups()  # type: ignore[union-attr]
-    vectors = {f"<{element}>": f"<{lanes} x {element}>" if lanes != "1" else element for element in _ELEMENTS}
-    text = _TEXTS[kind].replace("@NAME", f"@{name}").replace("PAIRS", f"<{2 * int(lanes)} x bfloat>")
-    text = text.replace("BITS", str(32 * int(lanes)))
-    splat = (lambda number: f"splat (i32 {number})") if lanes != "1" else str
-    text = re.sub(r"#(\d+)", lambda found: splat(found.group(1)), text)
-    for short, whole in vectors.items():
-        text = text.replace(short, whole)
-    return text
-
-
-_ELEMENTS = ("float", "bfloat", "i1", "i16", "i32")
-_TEXTS = {
-    "dot": """
-declare <float> @llvm.x86.avx512bf16.dpbf16ps.BITS(<float>, PAIRS, PAIRS)
-define <float> @NAME(<float> %sums, <i32> %data, <i32> %weights) alwaysinline {
-  %a = bitcast <i32> %data to PAIRS
-  %b = bitcast <i32> %weights to PAIRS
-  %result = call <float> @llvm.x86.avx512bf16.dpbf16ps.BITS(<float> %sums, PAIRS %a, PAIRS %b)
-  ret <float> %result
-}""",
-    "round": """
-define <i16> @NAME(<float> %x) alwaysinline {
-  %rounded = fptrunc <float> %x to <bfloat>
-  %result = bitcast <bfloat> %rounded to <i16>
-  ret <i16> %result
-}""",
-    # Halfway is 0x8000 of the lower half: adding 0x7fff and the upper half's last bit carries beyond it, or to even.
-    "add_and_shift": """
-define <i16> @NAME(<float> %x) alwaysinline {
-  %bits = bitcast <float> %x to <i32>
-  %upper = lshr <i32> %bits, #16
-  %last = and <i32> %upper, #1
-  %half = add <i32> %last, #32767
-  %carried = add <i32> %bits, %half
-  %rounded = lshr <i32> %carried, #16
-  %quiet = or <i32> %upper, #64
-  %is_nan = fcmp uno <float> %x, %x
-  %kept = select <i1> %is_nan, <i32> %quiet, <i32> %rounded
-  %result = trunc <i32> %kept to <i16>
-  ret <i16> %result
-}""",
-}
-"""By the first part of a name: ``<float>`` is a vector of its lanes, PAIRS one of two bfloat16 each, #1 all ones."""
+    return func.with_body(with_texts(structural_map(func.body, (Call, called))))

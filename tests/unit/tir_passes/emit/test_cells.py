@@ -133,12 +133,15 @@ def test_no_sum_goes_to_memory(case: CellCase) -> None:
 def test_weights_are_packed_in_the_order_of_use() -> None:
     case = lstm(37, 1)
     _, choice = kernel_of(case)
+    assert choice.program is not None
     (how,) = choice.packs
     weights = case.inputs()[3]
     packed = pack(weights, how)
-    assert packed.shape == (3, 37, 4, 16)  # panel of units, state, gate, unit
-    for panel, k, gate, lane in [(0, 0, 0, 0), (1, 5, 2, 15), (2, 36, 3, 4)]:
-        assert packed[panel, k, gate, lane] == weights[gate * 37 + panel * 16 + lane, k]
+    vectors = choice.program.tile("L0").shape[1] // 16
+    assert packed.shape == (-(-37 // (16 * vectors)), 37, 4, vectors, 16)  # task, state, gate, register, unit
+    for unit, k, gate in [(0, 0, 0), (31, 5, 2), (36, 36, 3)]:
+        task, within = divmod(unit, 16 * vectors)
+        assert packed[task, k, gate, within // 16, within % 16] == weights[gate * 37 + unit, k]
 
 
 def test_a_second_product_makes_a_second_step() -> None:
@@ -212,7 +215,7 @@ def test_a_device_without_vectors_goes_the_general_way() -> None:
 def test_gates_that_nobody_reads_are_passed_over() -> None:
     choice = check(random_cell(17))  # which reads the gates 0, 1 and 3 of four
     assert "at 3 gates" in choice.reason
-    assert choice.packs[0].extents[-2:] == (4, 16)
+    assert (choice.packs[0].extents[-3], choice.packs[0].extents[-1]) == (4, 16)
 
 
 @pytest.mark.parametrize("case", [lstm(20, 2), gru_before(16, 1)], ids=str)
@@ -269,5 +272,8 @@ def test_weights_beyond_a_cache_come_from_the_next() -> None:
         return CellClock(work(1, units), device).predict(CellTiles(lanes=16, vectors=1, rows=1)).layers[0].layer
 
     assert [source(units, WIDE) for units in (256, 512)] == ["L2", "L3"]
+    tiles = CellTiles(lanes=16, vectors=2, rows=1)
+    alone, together = (CellClock(work(1, 256), WIDE).predict(tiles, units) for units in (1, 2))
+    assert alone.busy_s > 3 * together.busy_s, "one core's L2 does not hold all weights"
     assert source(256, with_unit_count(WIDE, 1)) == "L3"
     assert work(1, 256).flops == 2 * 4 * 256 * 256

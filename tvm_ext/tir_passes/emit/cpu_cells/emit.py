@@ -46,6 +46,7 @@ from tvm_ext.ir.build_ir import (
     vector_kind,
     vectors,
 )
+from tvm_ext.ir.llvm_functions import keep_rolled, with_texts
 from tvm_ext.records.cell import CellTiles
 from tvm_ext.records.choice import ConstantPack
 from tvm_ext.support.arithmetic import ceil_div
@@ -93,7 +94,7 @@ def emit_cell_step(
         cut = all_rows(number, tuple(min(tiles.lanes, rest - first) for first in range(0, rest, tiles.lanes)))
         return if_all([number < index(full)], whole, cut) if full else cut
 
-    statement = loop(full + bool(rest), kind, "task", task)
+    statement = with_texts(loop(full + bool(rest), kind, "task", task))
     return statement, tuple((weight.buffer, weight.pack) for weight in weights)
 
 
@@ -214,7 +215,7 @@ class _UnitTile:
                 value = self._term(product, self.first_row + index(row), ks, load(weights.buffer, place))
                 return accumulate(sums.buffers[gate], at, in_dtype(value, dtype), computation.combiner)
 
-            return each(add)
+            return sequence(keep_rolled(), each(add))
 
         return sequence(each(begin), over(computation, computation.reduction, step))
 
