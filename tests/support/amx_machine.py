@@ -13,9 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tvm_ext._tvm import Call, PrimFunc, Stmt, structural_map, structural_walk, tirx
+from tvm_ext.devices import dot_instructions
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.ir import tile_ir
 from tvm_ext.support.limited_process import run_limited
 from tvm_ext.toolchains import host_compiler
 from tvm_ext.toolchains.remedies import HOST
@@ -86,6 +90,21 @@ def tile_calls(kernel: PrimFunc) -> list[str]:
 
     structural_walk(kernel.body, (Call, note), order="pre")
     return found
+
+
+def emulate_in_builds(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Options of builds whose kernels are constructed for tiles and have the model's calls in their machine code."""
+    _library()
+    has = dot_instructions._has
+
+    def tile_call(name: str, *arguments: Any) -> Stmt:
+        return tirx.Evaluate(tirx.call_extern("void", f"amx_{name}", *arguments))
+
+    monkeypatch.setattr(
+        dot_instructions, "_has", lambda target, features: "amx-tile" in features or has(target, features)
+    )
+    monkeypatch.setattr(tile_ir, "tile_call", tile_call)
+    return {"device": amx_row().name}
 
 
 def fault() -> str | None:

@@ -8,7 +8,7 @@ row of a tile, and rows of data along one spatial axis.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tvm_ext.analysis.tensor_expr import TensorExpr
@@ -16,6 +16,9 @@ from tvm_ext.devices.dot_instructions import TILE_INSTRUCTIONS, DotInstruction, 
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import accumulator_dtype
 from tvm_ext.support.arithmetic import ceil_div
+
+PIECE_CYCLES = 2
+"""Of copying a piece of data into its row: a load, and a store of fewer bytes than a register. Assumed."""
 
 TILE_END_CYCLES = 32
 """Of a tile of sums: 16 stores of its rows, and as many loads by the epilogue, which wait for the last. Assumed."""
@@ -26,7 +29,8 @@ class DotProduct:
     """``instruction`` for the inputs number ``data`` and ``weights``.
 
     ``axes`` are the positions of the reduction axes that a step takes whole, the group last. Of a tile instruction,
-    ``rows`` is the axis of which a step takes several points; None of others.
+    ``rows`` is the axis of which a step takes several points; None of others. ``pieces`` are of data that are copied
+    into rows first, so many for all of it: they are no neighbours in memory. 0 where they are.
     """
 
     instruction: DotInstruction
@@ -34,6 +38,7 @@ class DotProduct:
     weights: int
     axes: tuple[int, ...]
     rows: int | None = None
+    pieces: int = 0
 
 
 def dot_product(expr: TensorExpr, device: DeviceSpec) -> DotProduct | None:
@@ -77,25 +82,36 @@ def _by_tiles(expr: TensorExpr, by_vectors: DotProduct, row: DotInstruction, dev
     if unit is None or not rows or row.register_bytes != device.register_bytes:
         return None
     own = max(reversed(rows), key=lambda axis: axis.extent / ceil_div(axis.extent, unit.rows))
-    axes, run = list(by_vectors.axes), row.group
+    lane = max(extents[name] for name in _lane_axes(expr, by_vectors.weights))
+    registers = prod(axis.extent for axis in expr.spatial) // lane * ceil_div(lane, row.register_bytes // 4)
+    tiles = registers // own.extent * ceil_div(own.extent, unit.rows)
+    depth = prod(axis.extent for axis in expr.reduction)
+
+    def cycles(run: int, pieces: int = 0) -> float:
+        return tiles * (depth // run * unit.cycles + TILE_END_CYCLES) + pieces * PIECE_CYCLES
+
+    axes, run = _row_of_a_tile(expr, by_vectors, unit.groups, as_it_lies=True)
+    copied_axes, copied_run = _row_of_a_tile(expr, by_vectors, unit.groups, as_it_lies=False)
+    elements, pieces = prod(axis.extent for axis in expr.axes if data.uses(axis.name)), 0
+    copied_once = elements <= prod(data.shape)
+    if copied_once and cycles(copied_run, elements // run) < cycles(run):
+        axes, run, pieces = copied_axes, copied_run, elements // run
+    groups = depth // row.group
+    if cycles(run, pieces) >= registers * groups * by_vectors.instruction.operations / device.fma_rate:
+        return None
+    return replace(by_vectors, instruction=row, axes=axes, rows=list(extents).index(own.name), pieces=pieces)
+
+
+def _row_of_a_tile(expr: TensorExpr, dot: DotProduct, groups: int, *, as_it_lies: bool) -> tuple[tuple[int, ...], int]:
+    """The reduction axes that a tile's row of so many ``groups`` takes, and their elements: of data in memory, or in
+    the order of the axes.
+    """
+    data, constant = expr.inputs[dot.data], expr.inputs[dot.weights]
+    axes, run = list(dot.axes), dot.instruction.group
     while axes[0] and (outer := expr.axes[axes[0] - 1]).kind == "reduce":
         longer = run * outer.extent
-        if data.stride(outer.name) != run or longer > row.group * unit.groups or not constant.uses(outer.name):
+        follows = data.stride(outer.name) == run if as_it_lies else data.uses(outer.name)
+        if not follows or longer > dot.instruction.group * groups or not constant.uses(outer.name):
             break
         axes, run = [axes[0] - 1, *axes], longer
-    points = prod(axis.extent for axis in expr.spatial)
-    lane = max(extents[name] for name in _lane_axes(expr, by_vectors.weights))
-    registers = points // lane * ceil_div(lane, row.register_bytes // 4)
-    steps = prod(axis.extent for axis in expr.reduction) // run
-    tiles = registers // own.extent * ceil_div(own.extent, unit.rows)
-    by_tile = tiles * (steps * unit.cycles + TILE_END_CYCLES)
-    vectors = registers * steps * (run // row.group) * by_vectors.instruction.operations / device.fma_rate
-    if by_tile >= vectors:
-        return None
-    return DotProduct(
-        instruction=row,
-        data=by_vectors.data,
-        weights=by_vectors.weights,
-        axes=tuple(axes),
-        rows=list(extents).index(own.name),
-    )
+    return tuple(axes), run

@@ -16,7 +16,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.support.arithmetic import ceil_div
 
 from .access_table import Shape
-from .dot_products import TILE_END_CYCLES
+from .dot_products import PIECE_CYCLES, TILE_END_CYCLES
 from .register_tiles import RegisterTiles, Step
 
 
@@ -86,6 +86,11 @@ class MatrixTiles(RegisterTiles):
     def spill_cycles(self, shape: Shape) -> float:
         """Tiles are numbered by hand: none is ever spilled."""
         return 0.0
+
+    def packing_cycles(self) -> float:
+        """Of copying data into rows on entry."""
+        assert self.dot is not None
+        return super().packing_cycles() + self.dot.pieces * PIECE_CYCLES
 
     def stored(self, shape: Shape) -> int:
         lanes = 1 if self.vector is None else self.pieces(shape[self.vector])

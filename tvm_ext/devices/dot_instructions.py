@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tvm_ext._tvm import Target, target_has_feature
+from tvm_ext.support.arithmetic import ceil_div
 
 from .hal import DeviceSpec
 from .rows.cpus import TargetPairs
@@ -129,6 +130,18 @@ def dot_instruction(
         if fits and device.kind == "cpu" and _has(device.target, row.features):
             return row
     return None
+
+
+def whole_depth(depth: int, row: DotInstruction, tiles: DotInstruction | None) -> int:
+    """``depth`` products of a sum rounded up to whole groups of ``row``, and to even rows of ``tiles``.
+
+    Worked example, 100 bytes: 25 groups of 4, of which a row of a tile takes 16. Two rows of 13 are 104.
+    """
+    groups = ceil_div(depth, row.group)
+    if tiles is not None and tiles.tile is not None:
+        steps = ceil_div(groups, tiles.tile.groups)
+        groups = steps * ceil_div(groups, steps)
+    return groups * row.group
 
 
 @functools.lru_cache(maxsize=256)

@@ -12,6 +12,7 @@ weights' sum is that of the taps inside. All of it is arithmetic modulo 2**32, a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -31,9 +32,8 @@ from tvm_ext._tvm import (
     tirx,
 )
 from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
-from tvm_ext.devices.dot_instructions import DotInstruction, dot_instruction
+from tvm_ext.devices.dot_instructions import TILE_INSTRUCTIONS, DotInstruction, dot_instruction, whole_depth
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 
 from .rewriting import CallRewriter
@@ -41,6 +41,9 @@ from .rewriting import CallRewriter
 _MATMUL, _CONV = "relax.matmul", "relax.nn.conv2d"
 FEW_CHANNELS = 16
 """Of an image itself: it is copied for the instruction anyway, and padded then."""
+
+ROWS_TO_PAD = 16
+"""Of a product, for its depth to be padded for tiles, which take so many at once; vectors serve fewer."""
 
 _EXACT_FLOATS = 1 << 24
 """Whole numbers up to here are float32."""
@@ -65,20 +68,22 @@ class NarrowProducts:
     """
 
     def __init__(self, device: DeviceSpec) -> None:
-        self.row, self.lanes = dot_instruction(device, "uint8", "int8", "int32"), device.teu_lanes
+        types = ("uint8", "int8", "int32")
+        self.row, self.tiles = dot_instruction(device, *types), dot_instruction(device, *types, TILE_INSTRUCTIONS)
+        self.lanes = device.teu_lanes
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         if self.row is None:
             return copy_module(mod)
         # Layouts are decided by who reads what: widened operands that nobody reads go.
-        return relax.transform.DeadCodeElimination()(_Narrowing(mod, self.row, self.lanes).run())
+        return relax.transform.DeadCodeElimination()(_Narrowing(mod, self.row, self.tiles, self.lanes).run())
 
 
 @expr_mutator
 class _Narrowing(CallRewriter):
-    def __init__(self, mod: IRModule, row: DotInstruction, lanes: int) -> None:
+    def __init__(self, mod: IRModule, row: DotInstruction, tiles: DotInstruction | None, lanes: int) -> None:
         super().__init__(mod)
-        self.row, self.lanes = row, lanes
+        self.row, self.tiles, self.lanes = row, tiles, lanes
 
     def rewritten(self, call: Call) -> Expr:
         name = operator_name(call)
@@ -136,7 +141,8 @@ class _Narrowing(CallRewriter):
         if weights.ndim != 2 or shape is None or len(shape) < 2:
             return call
         data, depth = self._unsigned(data), weights.shape[0]
-        x, whole = data.x, ceil_div(depth, self.row.group) * self.row.group
+        rows = prod(shape[:-1])
+        x, whole = data.x, whole_depth(depth, self.row, self.tiles if rows >= ROWS_TO_PAD else None)
         if whole != depth:
             x = self.builder_.emit(self.builder_.call_te(lambda x: _behind(x, whole), x, primfunc_name_hint="pad"))
         padded = np.zeros((whole, weights.shape[1]), np.int8)

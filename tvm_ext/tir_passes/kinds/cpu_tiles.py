@@ -69,7 +69,7 @@ class TilePart(KernelPart[CpuTile]):
         anchor, device = self.anchor, self.context.device
         check_runs(anchor.computation, self.views)
         dot = dot_product(anchor.expr, device)
-        if dot is not None and dot.rows is not None:
+        if dot is not None and dot.rows is not None and not dot.pieces:
             own = [anchor.computation.variables[place] for place in (dot.rows, *dot.axes)]
             check_strides(anchor.computation, self.views, own)
         constructed = next(iter(anchor.programs), None)

@@ -43,13 +43,25 @@ def by_groups(computation: Computation, constants: Sequence[Buffer], device: Dev
 
 
 def _by_rows(computation: Computation, place: int, most: int) -> Computation:
-    """``computation`` with axis number ``place``, of groups, split into even rows of a tile, ``most`` groups at most.
+    """``computation`` with axis number ``place``, of groups, in even rows of a tile, ``most`` groups at most.
 
-    Worked example, 96 bytes: 24 groups are two rows of 12. 17 groups have no even rows, and stay.
+    A longer axis is split. Worked example, 96 bytes: 24 groups are two rows of 12; 17 groups have no even rows, and
+    stay. Behind a shorter one, the axis outside is split, whose rows may be copied together: 4 of 8 blocks of 4 groups.
     """
     groups = computation.extents[place]
-    even = max(size for size in range(1, most + 1) if groups % size == 0)
-    return split_axis(computation, computation.variables[place], even) if 1 < even < groups else computation
+    if groups > most:
+        return _evenly(computation, place, most)
+    outside = [
+        outer for outer in range(place) if computation.kinds[outer] == "reduce" and computation.extents[outer] > 1
+    ]
+    return _evenly(computation, outside[-1], most // groups) if len(outside) == 1 else computation
+
+
+def _evenly(computation: Computation, place: int, most: int) -> Computation:
+    """``computation`` with axis number ``place`` split by its largest divisor up to ``most``, where that does split."""
+    extent = computation.extents[place]
+    even = max(size for size in range(1, most + 1) if extent % size == 0)
+    return split_axis(computation, computation.variables[place], even) if 1 < even < extent else computation
 
 
 def _with_last(computation: Computation, last: int) -> Computation:

@@ -85,18 +85,23 @@ def test_other_rows_have_no_tiles() -> None:
 
 
 @pytest.mark.parametrize("strides", [(1, 1), (2, 1), (2, 2)])
-@pytest.mark.parametrize(("taps", "channels"), [(3, 16), (5, 8), (1, 64), (3, 64), (7, 4)])
+@pytest.mark.parametrize(("taps", "channels"), [(3, 16), (5, 8), (1, 64), (3, 64), (7, 4), (1, 16)])
 def test_convolutions_are_exact(strides: tuple[int, int], taps: int, channels: int) -> None:
-    """A row of a tile is the channels of several taps, where these lie beside each other."""
+    """A row of a tile is the channels of several taps, where these lie beside each other.
+
+    Those of several blocks are copied into rows.
+    """
     rng = np.random.default_rng([taps, channels, *strides])
     groups, images = int(rng.integers(1, 3)), int(rng.integers(1, 3))
-    filters, blocked_output = 16 * int(rng.integers(1, 4)), bool(rng.integers(0, 2))
+    groups = 6 * groups if (taps, channels) == (1, 16) else groups
+    filters, blocked_output = 16 * int(rng.integers(2, 6)), bool(rng.integers(0, 2))
     height, width = (int(size) for size in rng.integers(7, 40, 2))
     window = ConvWindow(strides=strides, dilation=(1, 1), pads=(1, 1, 0, 1))
     data = te.placeholder((images, groups, height, width, channels), "uint8", "data")
     weight = te.placeholder((filters, groups * channels, taps, taps), "int8", "weight")
     result = convolution(window, 1, 16, blocked_output=blocked_output)(data, weight)
     kernel, choice = constructed(from_te(data, weight, result), constants=(1,), device=amx_row())
+    assert ("_rows" in str(kernel.script())) == ((taps, channels) == (1, 16))
     x = bytes_of(rng, (images, groups * channels, height, width), "uint8")
     w = bytes_of(rng, (filters, groups * channels, taps, taps), "int8")
     blocked = x.reshape(images, groups, channels, height, width).transpose(0, 1, 3, 4, 2)

@@ -29,7 +29,7 @@ from tvm_ext.records.rprogram import RProgram
 from tvm_ext.records.tuning import CpuTile
 from tvm_ext.support.arithmetic import ceil_div
 
-from .packing import PackedInput, PhasePack
+from .packing import PackedInput, PhasePack, RowPack
 
 
 # --- the next tile of rows --------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class NextPanel:
 
 
 def next_panel(
-    packed: Sequence[PackedInput | PhasePack],
+    packed: Sequence[PackedInput | PhasePack | RowPack],
     axes: tuple[int, ...],
     row_tiles: int,
     program: RProgram,

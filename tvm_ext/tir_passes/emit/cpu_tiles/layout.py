@@ -29,7 +29,7 @@ from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
 
 from .ahead import EpilogueReads, NextPanel, NextTile, epilogue_reads, next_panel, next_tiles
-from .packing import PackedInput, PhasePack, pack_input
+from .packing import PackedInput, PhasePack, RowPack, pack_input, pack_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,7 +54,7 @@ class TileLayout:
     order: tuple[int, ...]  # of the outer loops, outermost first
     lanes: int
     accumulator_dtype: str  # half precision is accumulated in float32
-    packed: tuple[PackedInput | PhasePack, ...]
+    packed: tuple[PackedInput | PhasePack | RowPack, ...]
     round_lanes: bool  # whether a partial register may be computed whole
     chunks: ReductionChunks | None  # of the reduction; None where it stays whole
     live: tuple[LiveTaps, ...]  # whose loops only go over those that meet an element
@@ -131,12 +131,14 @@ def lay_out(
     taken = () if dot is None else dot.axes
     group = taken[-1] if taken else None
     reduction = tuple(p for p, kind in enumerate(computation.kinds) if kind == "reduce" and p not in taken)
-    packed = tuple(
+    packed: tuple[PackedInput | PhasePack | RowPack, ...] = tuple(
         made
         for item, access in zip(computation.loads(), expr.inputs, strict=True)
         if (made := pack_input(item, access, computation, names, vector, tile[vector], lanes, device, group))
         is not None
     )
+    if dot is not None and dot.pieces:
+        packed += (pack_rows(computation.loads()[dot.data], expr.inputs[dot.data], computation, names, dot),)
     order = tuple(spatial[place] for place in loops.order)
     blocks = dict(zip(spatial, zip(loops.outer, loops.inner, strict=True), strict=True))
     rows = tuple(p for p in spatial if p != vector)
@@ -186,13 +188,15 @@ class DotStep:
 
 
 def _dot_step(dot: DotProduct, computation: Computation, packed: Sequence[tuple[TensorLoad, TensorLoad]]) -> DotStep:
-    loads = computation.loads()
-    (weights,) = (made for original, made in packed if structural_equal(original, loads[dot.weights]))
-    return DotStep(product=dot, data=loads[dot.data], weights=weights)
+    data, weights = (
+        next((made for original, made in packed if structural_equal(original, load)), load)
+        for load in (computation.loads()[place] for place in (dot.data, dot.weights))
+    )
+    return DotStep(product=dot, data=data, weights=weights)
 
 
 def _only_padded_panels(
-    computation: Computation, expr: TensorExpr, vector_axis: str, packed: Sequence[PackedInput | PhasePack]
+    computation: Computation, expr: TensorExpr, vector_axis: str, packed: Sequence[PackedInput | PhasePack | RowPack]
 ) -> bool:
     """Whether every load along the vector axis is from a panel padded with zeros, so that extra lanes are harmless."""
     return all(

@@ -43,6 +43,7 @@ from tvm_ext.ir.tile_ir import (
 from tvm_ext.support.arithmetic import ceil_div
 
 from .layout import DotStep, TileLayout
+from .packing import RowPack
 from .register_tile import RegisterTile
 
 TilePlace = tuple[int, ...]
@@ -238,13 +239,20 @@ class MatrixTile(RegisterTile):
         return sequence(*statements)
 
     def _data(self, place: TilePlace, ks: tuple[Expr, ...]) -> tuple[int, Stmt]:
-        """Rows of the data as they lie: its tile register, and the load."""
-        grid, layout = self.grid, self.layout
-        access = layout.expr.inputs[grid.step.product.data]
-        first = substitute(grid.step.data, layout.element(self.at, grid.offsets(place), index(0), ks))
-        stride = access.stride(layout.names[grid.step.product.rows or 0]) or 0
+        """Rows of the data, as they lie or as they were copied: its tile register, and the load."""
+        grid = self.grid
+        first = substitute(grid.step.data, self.layout.element(self.at, grid.offsets(place), index(0), ks))
         number = grid.data_register(place)
-        return number, load_tile(number, first, int(stride * access.itemsize_bytes))
+        return number, load_tile(number, first, self._row_stride() * _item_bytes(first))
+
+    def _row_stride(self) -> int:
+        """Elements from one row of the data to the next."""
+        layout, product = self.layout, self.grid.step.product
+        assert product.rows is not None
+        for item in layout.packed:
+            if isinstance(item, RowPack):
+                return prod(static_shape(item.buffer)[item.axes.index(product.rows) + 1 :])
+        return layout.expr.inputs[product.data].stride(layout.names[product.rows]) or 0
 
     def _weights(self, place: TilePlace, ks: tuple[Expr, ...]) -> tuple[int, Stmt]:
         """Groups of the packed weights, each with its lanes."""
