@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.small_modules import inputs_of, module_of
 from tests.unit.chain_modules import ChainModule, check
+from tvm_ext import relay
 from tvm_ext._tvm import relax
 
 
@@ -59,3 +60,19 @@ def test_factors_of_any_form_are_right(form: str) -> None:
     inputs = inputs_of(*shapes)
     mod = module_of(inputs, write(*inputs))
     check(ChainModule(mod=mod, inputs=shapes, reference=reference), fused=2)
+
+
+@pytest.mark.parametrize("length", [100, 101])
+def test_a_padded_window_reads_no_row_beyond_a_product(length: int) -> None:
+    """Windows that do not overlap, the last of which meets padding: a panel had computed a row that is not there."""
+    x, w, v = inputs_of((2, 15, 7), (2, 7, length), (24, 15, 3))
+    mod = module_of((x, w, v), relax.op.nn.conv1d(relax.op.matmul(x, w), v, strides=3, padding=[0, 2]))
+    values = [np.random.default_rng(0).standard_normal(shape) for shape in ((2, 15, 7), (2, 7, length), (24, 15, 3))]
+    padded = np.pad(values[0] @ values[1], [(0, 0), (0, 0), (0, 2)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 3, axis=2)[:, :, ::3]
+    module = relay.GraphModule(relay.build(mod, "cpu-sse2", enable_persistent_fusion=True)["default"]())
+    for index, value in enumerate(values):
+        module.set_input(index, value.astype("float32"))
+    module.run()
+    expected = np.einsum("nclt,fct->nfl", windows, values[2])
+    np.testing.assert_allclose(module.get_output(0).numpy(), expected, rtol=0, atol=1e-4)

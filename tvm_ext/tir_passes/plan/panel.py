@@ -199,6 +199,7 @@ def _parts(operator: OperatorBody, sizes: Mapping[int, int]) -> dict[Buffer, tup
     for position, (axis, size) in enumerate(sizes.items()):
         own[axis] = Part(start=_unit(position, len(sizes)), extent=min(size, own[axis].extent))
     parts: dict[Buffer, tuple[Part, ...]] = {result.target: tuple(own)}
+    last = tuple(result.extents[axis] - own[axis].extent for axis in sizes)
     inner = [computation.target for computation in operator.computations]
     for computation in reversed(operator.computations):
         needed = parts.get(computation.target)
@@ -210,6 +211,8 @@ def _parts(operator: OperatorBody, sizes: Mapping[int, int]) -> dict[Buffer, tup
                 read = tuple(part for part, _ in _read_part(load, computation, needed))
                 known = parts.get(load.source)
                 parts[load.source] = read if known is None else _union(known, read, load.source)
+    for buffer, needed in parts.items():
+        _check_inside(buffer, needed, last)
     return parts
 
 
@@ -235,6 +238,19 @@ def _check_part(computation: Computation, parts: tuple[Part, ...], sizes: tuple[
         own = tuple(step * c for c in _unit(position, len(sizes)))
         if len(along) != 1 or along[0].start[:-1] != own[:-1] or along[0].extent > step * size:
             raise IllegalRewrite(f"neighbouring panels would repeat points of {computation.name}")
+
+
+def _check_inside(buffer: Buffer, parts: Sequence[Part], last: Sequence[int]) -> None:
+    """No panel, of which the last begins at ``last``, computes what lies beyond a tensor, as its padding would ask for.
+
+    Worked example, a convolution of three taps and stride 3 with one pad behind 100 rows of a product: there is no row
+    100 to compute, nor are there operands of it.
+    """
+    for part, size in zip(parts, static_shape(buffer), strict=True):
+        ends = [factor * base for factor, base in zip(part.start[:-1], last, strict=True)]
+        low, high = (part.start[-1] + sum(choose(0, end) for end in ends) for choose in (min, max))
+        if low < 0 or high + part.extent > size:
+            raise IllegalRewrite(f"a panel would read {buffer.name} beyond its end")
 
 
 def _read_part(load: TensorLoad, computation: Computation, needed: Sequence[Part]) -> list[tuple[Part, int]]:
