@@ -11,7 +11,9 @@ from tvm import tirx
 from tvm_ext._tvm import target_has_feature
 from tvm_ext.devices.device_db import device_for_target, lookup
 from tvm_ext.devices.dot_instructions import (
+    BFDOT,
     DOT_INSTRUCTIONS,
+    USDOT,
     VDPBF16PS,
     VPDPBUSD,
     VPMADDWD,
@@ -26,6 +28,7 @@ FEATURES = {
     "cpu-cascade-lake": ("x86-64-v4", ("-prefer-256-bit",)),
     "cpu-cascade-lake-avx2": ("x86-64-v3", ()),
     "cpu-zen3": ("x86-64-v3", ("+avxvnni",)),
+    "cpu-neoverse-v1": ("neoverse-v1", ()),
 }
 """Recorded rows, and the instruction set that kernels are constructed for there."""
 
@@ -34,6 +37,7 @@ INSTRUCTIONS = {
     "cpu-cascade-lake": (VPMADDWD, 64),
     "cpu-cascade-lake-avx2": (VPMADDWD, 32),
     "cpu-zen3": (VPDPBUSD, 32),
+    "cpu-neoverse-v1": (USDOT, 16),
 }
 
 HALVES = {
@@ -41,6 +45,7 @@ HALVES = {
     "cpu-cascade-lake": (WIDENED, 64),
     "cpu-cascade-lake-avx2": (WIDENED, 32),
     "cpu-zen3": (WIDENED, 32),
+    "cpu-neoverse-v1": (BFDOT, 16),
 }
 """Of bytes and of bfloat16."""
 
@@ -50,6 +55,8 @@ def row_of(name: str) -> DeviceSpec:
     pairs: dict[str, Any] = {"kind": "llvm", "mcpu": mcpu}
     if attributes:
         pairs["mattr"] = attributes
+    if mcpu.startswith("neoverse"):
+        pairs["mtriple"] = "aarch64-linux-gnu"
     return replace(lookup(name), target=tuple(sorted(pairs.items())))
 
 

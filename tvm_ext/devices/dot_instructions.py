@@ -95,6 +95,7 @@ def _halves(
 
 
 VPDPBUSD, VPMADDWD, VDPBF16PS, WIDENED = "vpdpbusd", "vpmaddwd", "vdpbf16ps", "widened"
+USDOT, BFDOT = "usdot", "bfdot"
 TDPBUSD, TDPBF16PS = "tdpbusd", "tdpbf16ps"
 
 DOT_INSTRUCTIONS = (
@@ -110,6 +111,9 @@ DOT_INSTRUCTIONS = (
     # Either half of a word is the upper half of a float32: two multiply-adds, and what widens the weights.
     _halves(WIDENED, 64, "avx512f", operations=3, operand_registers=2),
     _halves(WIDENED, 32, "avx2", "fma", operations=3, operand_registers=2),
+    # Armv8.6; a Neoverse V1 starts four of either in a cycle, as of multiply-adds (Arm's guide).
+    _bytes(USDOT, 16, "i8mm", operations=1, operand_registers=1),
+    _halves(BFDOT, 16, "neon", "bf16", operations=1, operand_registers=1),
 )
 """The better ones of a type first."""
 

@@ -11,7 +11,7 @@
   `link_functions`, behind stock TVM's pipeline, puts the text of those that are called into the kernel
   (`llvm_functions.py`), and LLVM inlines them: vdpbf16ps with an operand from memory is left of a call.
 
-A further instruction (AMX, say) needs a row in `devices/dot_instructions.py`, and where LLVM has operands of bfloat16,
+A further instruction needs a row in `devices/dot_instructions.py`, and where LLVM has operands of bfloat16,
 a text in `llvm_functions.py`.
 """
 
@@ -140,12 +140,6 @@ def widened(load: TensorLoad) -> Expr:
     """A loaded element as float32."""
     bits = tirx.Cast("uint32", tirx.reinterpret("uint16", load))
     return tirx.reinterpret("float32", tirx.shift_left(bits, tirx.const(16, "uint32")))
-
-
-def llvm_dot(register_bytes: int, sums: Expr, data: Expr, weights: Expr) -> Expr:
-    """vdpbf16ps: float32 ``sums`` with the products of two elements a word of ``data`` and ``weights`` added."""
-    lanes = register_bytes // 4
-    return llvm_call(f"float32x{lanes}", "dot", lanes, sums, data, weights)
 
 
 # --- functions in LLVM IR -------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tvm_ext._tvm import Expr, tirx
-from tvm_ext.devices.dot_instructions import VDPBF16PS, VPDPBUSD, VPMADDWD, WIDENED, DotInstruction
+from tvm_ext.devices.dot_instructions import BFDOT, USDOT, VDPBF16PS, VPDPBUSD, VPMADDWD, WIDENED, DotInstruction
 
-from .bfloat16 import HIGH_HALF, llvm_dot
+from .bfloat16 import HIGH_HALF
+from .llvm_functions import llvm_call
 
 DotWriter = Callable[[DotInstruction, Expr, Expr, Expr], Expr]
 """(row, sums, data, weights) -> the new sums: vectors of a register, the data's group as a word in every lane."""
@@ -44,8 +45,16 @@ def _vpmaddwd(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Exp
     return sums
 
 
-def _vdpbf16ps(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
-    return llvm_dot(row.register_bytes, sums, data, tirx.reinterpret(_vector("int32", row), weights))
+def _usdot(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
+    unsigned = tirx.reinterpret(_vector("uint8", row), data)
+    name = "llvm.aarch64.neon.usdot.v4i32.v16i8"
+    return tirx.call_llvm_pure_intrin(_vector("int32", row), name, sums, unsigned, weights)
+
+
+def _halves_dot(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
+    lanes = row.register_bytes // 4
+    words = tirx.reinterpret(_vector("int32", row), weights)
+    return llvm_call(f"float32x{lanes}", row.name, lanes, sums, data, words)
 
 
 def _widened(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
@@ -77,6 +86,8 @@ def _vector(kind: str, row: DotInstruction) -> str:
 WRITERS: Mapping[str, DotWriter] = {
     VPDPBUSD: _vpdpbusd,
     VPMADDWD: _vpmaddwd,
-    VDPBF16PS: _vdpbf16ps,
+    USDOT: _usdot,
+    VDPBF16PS: _halves_dot,
+    BFDOT: _halves_dot,
     WIDENED: _widened,
 }

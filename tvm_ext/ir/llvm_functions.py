@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from tvm_ext._tvm import Expr, Stmt, StringImm, call_pure_extern, ir, structural_walk, tirx
+from tvm_ext.devices.dot_instructions import BFDOT, VDPBF16PS
 
 PREFIX = "tvm_ext_llvm_"
 
@@ -52,6 +53,14 @@ def _text(name: str) -> str:
 
 
 _ELEMENTS = ("float", "bfloat", "i1", "i16", "i32")
+_DOT = """
+declare <float> @INTRINSIC(<float>, PAIRS, PAIRS)
+define <float> @NAME(<float> %sums, <i32> %data, <i32> %weights) alwaysinline {
+  %a = bitcast <i32> %data to PAIRS
+  %b = bitcast <i32> %weights to PAIRS
+  %result = call <float> @INTRINSIC(<float> %sums, PAIRS %a, PAIRS %b)
+  ret <float> %result
+}"""
 _TEXTS = {
     # What LLVM does not know to be free keeps it from unrolling the loop around it.
     "rolled": """
@@ -59,14 +68,8 @@ define i32 @NAME() alwaysinline {
   call void asm sideeffect "", ""()
   ret i32 0
 }""",
-    "dot": """
-declare <float> @llvm.x86.avx512bf16.dpbf16ps.BITS(<float>, PAIRS, PAIRS)
-define <float> @NAME(<float> %sums, <i32> %data, <i32> %weights) alwaysinline {
-  %a = bitcast <i32> %data to PAIRS
-  %b = bitcast <i32> %weights to PAIRS
-  %result = call <float> @llvm.x86.avx512bf16.dpbf16ps.BITS(<float> %sums, PAIRS %a, PAIRS %b)
-  ret <float> %result
-}""",
+    VDPBF16PS: _DOT.replace("INTRINSIC", "llvm.x86.avx512bf16.dpbf16ps.BITS"),
+    BFDOT: _DOT.replace("INTRINSIC", "llvm.aarch64.neon.bfdot.v4f32.v8bf16"),
     "round": """
 define <i16> @NAME(<float> %x) alwaysinline {
   %rounded = fptrunc <float> %x to <bfloat>
