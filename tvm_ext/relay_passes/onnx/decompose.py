@@ -15,6 +15,7 @@ from .graph import STANDARD_DOMAINS, OnnxGraph, attribute, count_uses, defined_n
 from .import_limits import beyond
 from .infer import infer_types
 from .operators.context import FLOAT, HALF, Context, Pen, Rule
+from .operators.quantized import check_scales
 from .operators.recurrent_attributes import unrolled_calls
 from .operators.tables import CONTRIBUTED, RULES
 
@@ -118,6 +119,7 @@ def _rewrite(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | N
 
 def _written(pen: Pen, rules: Iterable[Rule]) -> list[onnx.NodeProto]:
     """What the first rule that answers writes; [] where none does."""
+    check_scales(pen)
     try:
         for rule in rules:
             rule(pen)

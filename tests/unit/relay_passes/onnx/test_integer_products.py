@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.dot_rows import use_models_of_missing_instructions
 from tvm_ext import relay
+from tvm_ext.errors import ModelError
 
 OPSET = 17
 
@@ -130,3 +131,42 @@ def test_a_residual_block_stays_in_bytes(monkeypatch: Any) -> None:
     model = writer.model((1, 16, 12, 12), y)
     ours, runtime = run_both(model, rng.uniform(0, 5, (1, 16, 12, 12)).astype("float32"))
     assert np.abs(ours - runtime).max() <= 0.04 * 1.001
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5, np.nan, np.inf])
+@pytest.mark.parametrize("operator", ["QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearAdd", "QGemm"])
+def test_scales_that_make_no_sense_are_refused_by_the_node(operator: str, scale: float) -> None:
+    writer = Writer()
+    good, bad, zero = (writer.constant(value) for value in (np.float32(0.5), np.float32(scale), np.uint8(3)))
+    x = writer.add("QuantizeLinear", "x", good, zero)
+    if operator == "QuantizeLinear":
+        y = writer.add(operator, "x", bad, zero)
+    elif operator == "DequantizeLinear":
+        y = writer.add(operator, x, bad, zero)
+    elif operator == "QLinearConv":
+        weight = writer.constant(np.ones((2, 4, 1, 1), "uint8"))
+        y = writer.add(operator, x, good, zero, weight, good, zero, bad, zero)
+    elif operator == "QLinearAdd":
+        y = writer.add(operator, x, good, zero, x, good, zero, bad, zero, domain="com.microsoft")
+    else:
+        flat = writer.add("Reshape", x, writer.constant(np.array([4, -1], "int64")))
+        weight = writer.constant(np.ones((30, 2), "uint8"))
+        y = writer.add(operator, flat, good, zero, weight, good, zero, "", bad, zero, domain="com.microsoft")
+    name = y
+    if operator != "DequantizeLinear":
+        y = writer.add("DequantizeLinear", y, good, zero)
+    model = writer.model((1, 4, 5, 6), y)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    if operator == "DequantizeLinear" and scale == 0:  # a channel of weights without any: zeros
+        relay.frontend.from_onnx(model)
+        return
+    with pytest.raises(ModelError, match=f"{operator} node '{name}'.*has a scale of"):
+        relay.frontend.from_onnx(model)
+
+
+def test_a_zero_point_of_another_type_is_refused() -> None:
+    writer = Writer()
+    x = writer.add("QuantizeLinear", "x", writer.constant(np.float32(0.5)), writer.constant(np.uint8(3)))
+    y = writer.add("DequantizeLinear", x, writer.constant(np.float32(0.5)), writer.constant(np.int8(-3)))
+    with pytest.raises(ModelError, match=f"node '{y}'.*UINT8 and INT8"):
+        relay.frontend.from_onnx(writer.model((1, 4, 5, 6), y))

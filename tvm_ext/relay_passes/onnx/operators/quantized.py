@@ -14,6 +14,41 @@ _INT32 = onnx.TensorProto.INT32
 _BYTES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 _QUANTISED = (*_BYTES, onnx.TensorProto.INT16, onnx.TensorProto.UINT16)
 
+_SCALES: dict[str, tuple[tuple[int, ...], int | None]] = {
+    "QuantizeLinear": ((), 1),
+    "DequantizeLinear": ((1,), None),
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QLinearAdd", "QLinearMul"), ((1, 4), 6)),
+    "QGemm": ((1, 4), 7),
+    **{f"QLinear{name}": ((1,), 3) for name in ("Sigmoid", "LeakyRelu", "AveragePool", "GlobalAveragePool", "Softmax")},
+    "QLinearWhere": ((2, 5), 7),
+    "QAttention": ((3, 4), None),
+    "DynamicQuantizeMatMul": ((2,), None),
+    "MatMulIntegerToFloat": ((2, 3), None),
+}
+"""Operator -> the places of its operands' scales, each with the zero point behind it, and that of its result's."""
+
+
+def check_scales(pen: Pen) -> None:
+    """Raise ModelError where a known scale of the node is NaN, infinite or negative, or 0 of what is divided by it.
+
+    So where a DequantizeLinear reads bytes of another type than its zero point's: the zero point is out of range.
+    """
+    operands, result = _SCALES.get(pen.op_type, ((), None))
+    if pen.op_type == "QLinearConcat":
+        operands, result = tuple(range(3, len(pen.input), 3)), 0
+    for place in (*operands, *([] if result is None else [result])):
+        scale = pen.constants.get(pen.operand(place))
+        if scale is None or scale.dtype.kind not in "f":
+            continue
+        if not np.isfinite(scale).all() or (scale < 0).any() or (place == result and not scale.all()):
+            worst = next(number for number in scale.reshape(-1) if not number > 0 or not np.isfinite(number))
+            raise pen.refusal(f"has a scale of {worst}", "calibrate the model again: scales are positive and finite")
+    if pen.op_type == "DequantizeLinear" and pen.operand(2):
+        own, zero = (pen.element_type(name) for name in (pen.x, pen.input[2]))
+        if own and zero and own != zero:
+            kinds = " and ".join(onnx.TensorProto.DataType.Name(code) for code in (own, zero))
+            raise pen.refusal(f"has bytes and a zero point of types {kinds}", "give both one type")
+
 
 @rule("ConvInteger", replaces=True)
 def _conv_integer(pen: Pen) -> None:
