@@ -12,8 +12,8 @@ from dataclasses import replace
 from math import log2, prod
 
 from tvm_ext._tvm import Buffer, Call, structural_walk
-from tvm_ext.analysis.computation_exprs import count_flops, is_gather, itemsize_bytes, tensor_bytes
-from tvm_ext.analysis.computations import Computation, dtype_of
+from tvm_ext.analysis.computation_exprs import count_flops, flat_stride, is_gather, itemsize_bytes, tensor_bytes
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions
 from tvm_ext.analysis.predicates import contiguous_in, is_in
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import WARM, Machine
@@ -22,6 +22,11 @@ from tvm_ext.records.rprogram import LayerCost, Prediction
 from tvm_ext.records.tuning import RowTiles
 
 CALL_OPERATIONS = 16  # vector instructions of an exp, erf or tanh, see vector_math
+GATHER_OPERATIONS = 2  # of a lane whose address is loaded: a cycle (1.4 on a Zen 5); of one that is a step away 1
+LIBRARY_OPERATIONS = 14  # of a lane that calls the C library: 7 cycles of a sine on a Zen 5
+LIBRARY_FUNCTIONS = frozenset(
+    f"tirx.{name}" for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
+)
 ASSUMED_GFLOPS = 16.0  # of one unit whose rate for a type is not known
 
 
@@ -83,10 +88,25 @@ class RowClock:
     def arithmetic_s(self) -> float:
         """Seconds of the arithmetic on one unit."""
         device = self.device
-        operations = sum(own.point_count * operations_per_point(own) for own in self.computations)
+        operations = sum(
+            own.point_count * (operations_per_point(own) + self.device.teu_lanes * self._operations_per_lane(own))
+            for own in self.computations
+        )
         # A peak counts a multiply-add as two operations.
         peak = device.peak_gflops_of(dtype_of(self.computations[-1].target)) or ASSUMED_GFLOPS * device.unit_count
         return operations / (peak / 2 / device.unit_count * 1e9)
+
+    def _operations_per_lane(self, computation: Computation) -> int:
+        """What is done for each lane by itself: addresses that are no vector's, and calls."""
+        calls: list[Call] = []
+        structural_walk(computation.value, (Call, calls.append))
+        called = sum(getattr(call.op, "name", "") in LIBRARY_FUNCTIONS for call in calls)
+        if not computation.spatial or computation.is_reduction:
+            return LIBRARY_OPERATIONS * called
+        last, loads = computation.spatial[-1], computation.loads()
+        gathers = sum(is_gather([i]) and mentions([i], last) for item in loads for i in item.indices)
+        apart = sum(flat_stride(item, last, computation) not in (0, 1, None) for item in loads)
+        return GATHER_OPERATIONS * gathers + LIBRARY_OPERATIONS * called + apart
 
     def _waiting_s(self, registers: int) -> float:
         """Seconds on one unit that additions wait for each other: 4 cycles of latency on 2 registers are 2."""

@@ -132,10 +132,10 @@ class _Checker(CallRewriter):
             return indices
         if self.bounds == "wrap":
             return self._wrapped(indices, extents)
-        dtype = str(indices.ty.dtype)
-        kernel = check_indices(Checked(shape=tuple(shape), dtype=dtype, user=user), sizes)
+        dtype = copy_dtype(str(indices.ty.dtype), name, sizes)
+        checked = Checked(shape=tuple(shape), dtype=str(indices.ty.dtype), user=user)
         open_extents = [extent for extent, size in zip(extents, sizes, strict=True) if size is None]
-        return self._run(kernel, "check_indices", indices, copy_dtype(dtype), open_extents)
+        return self._run(check_indices(checked, sizes, dtype), "check_indices", indices, dtype, open_extents)
 
     def _as_given(self, indices: Expr) -> Expr:
         """``x`` of the importer's ``where(x < 0, x + extent, x)``: -1 - extent would become -1, and count once more."""

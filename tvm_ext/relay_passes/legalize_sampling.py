@@ -17,6 +17,7 @@ import numpy as np
 from tvm_ext._tvm import BlockBuilder, Call, Expr, Target, TeTensor, ir, relax, te, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.relax_values import is_tensor, static_shape
+from tvm_ext.ir.build_ir import split_index
 from tvm_ext.ir.float_ir import is_number
 from tvm_ext.support.arrays import Array
 
@@ -69,18 +70,22 @@ def _sum(terms: Sequence[Expr]) -> Expr:
 
 
 def grid_sample(builder: BlockBuilder, call: Call) -> Expr:
-    """Bilinear samples of float32 images (N, C, H, W) at a grid (N, 2, h, w), outside zero or the nearest pixel."""
+    """Bilinear samples of float32 images (N, C, H, W) at a grid (N, 2, h, w), outside zero or the nearest pixel.
+
+    The points of the grid are one axis: rows of 14 would be halves of vectors, and elements one by one.
+    """
     data, grid = call.args
-    attrs, shape = call.attrs, static_shape(data)
+    attrs, shape, grid_shape = call.attrs, static_shape(data), static_shape(grid)
     ways = (attrs.method, attrs.layout, attrs.padding_mode)
-    if shape is None or len(shape) != 4 or not _is_known(call) or ways not in _WAYS:
+    if shape is None or grid_shape is None or len(shape) != 4 or not _is_known(call) or ways not in _WAYS:
         return _stock(builder, call)
     images, channels, height, width = shape
+    _, _, rows, columns = grid_shape
 
     def tables(grid: TeTensor) -> list[TeTensor]:
         def axis(field: int, extent: int) -> list[TeTensor]:
-            def taps(n: Expr, h: Expr, w: Expr) -> tuple[Tap, Tap]:
-                scaled = grid[n, field, h, w] + _float(1.0)
+            def taps(n: Expr, place: Expr) -> tuple[Tap, Tap]:
+                scaled = grid(n, field, *split_index(place, (rows, columns))) + _float(1.0)
                 if attrs.align_corners:
                     place = scaled * _float((extent - 1) / 2)
                 else:
@@ -89,7 +94,7 @@ def grid_sample(builder: BlockBuilder, call: Call) -> Expr:
                     place = tirx.min(tirx.max(place, _float(0.0)), _float(extent - 1))
                 return _taps(place, extent, tirx.const(True, "bool"))
 
-            return _table((images, *grid.shape[2:]), taps)
+            return _table((images, rows * columns), taps)
 
         y, x = axis(1, height), axis(0, width)
         pixels = [_joined(lambda a, b: a * width + b, *pair) for pair in product(y[::2], x[::2])]
@@ -98,16 +103,15 @@ def grid_sample(builder: BlockBuilder, call: Call) -> Expr:
     def samples(data: TeTensor, *places: TeTensor) -> TeTensor:
         pixels, weights = places[:4], places[4:]
         return te.compute(
-            (images, channels, *places[0].shape[1:]),
-            lambda n, c, h, w: _sum(
-                [b[n, h, w] * data[n, c, a[n, h, w]] for a, b in zip(pixels, weights, strict=True)]
-            ),
+            (images, channels, rows * columns),
+            lambda n, c, p: _sum([b[n, p] * data[n, c, a[n, p]] for a, b in zip(pixels, weights, strict=True)]),
         )
 
     planes = builder.emit(relax.op.reshape(data, (images, channels, height * width)))
     made = builder.emit(builder.call_te(tables, grid, primfunc_name_hint="grid_places"))
     parts = [builder.emit(relax.TupleGetItem(made, number)) for number in range(8)]
-    return builder.call_te(samples, planes, *parts, primfunc_name_hint="grid_sample")
+    flat = builder.emit(builder.call_te(samples, planes, *parts, primfunc_name_hint="grid_sample"))
+    return relax.op.reshape(flat, (images, channels, rows, columns))
 
 
 def roi_align(builder: BlockBuilder, call: Call) -> Expr:

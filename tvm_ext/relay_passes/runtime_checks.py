@@ -2,7 +2,8 @@
 
 A kernel that reads where an index says, or divides by what a tensor holds, can crash the process. Such values are
 looked at once, beforehand, in one pass over the tensor that holds them; the kernel that uses them gets the copy that
-this pass makes, so that it cannot run before or without it. Serial: an assertion in a parallel loop loses its kind.
+this pass makes, so that it cannot run before or without it. Cores share the pass over a long tensor; what they found
+is judged behind it, for an assertion in a parallel loop loses its kind.
 
 Worked example: indices (3, -1, 7) into 5 rows. 7 is not below 5, and the run ends with an error. Of (3, -1) the
 copy is (3, 4).
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tvm_ext._tvm import (
     ALREADY_SCHEDULED,
@@ -31,9 +33,24 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.errors import DivisionByZeroError, IndexRangeError
-from tvm_ext.ir.build_ir import INDEX_DTYPE, SERIAL, allocate, index, load, nest, sequence, store
+from tvm_ext.ir.build_ir import (
+    INDEX_DTYPE,
+    PARALLEL,
+    SERIAL,
+    allocate,
+    index,
+    load,
+    loop,
+    nest,
+    new_buffer,
+    sequence,
+    split_index,
+    store,
+    tile_size,
+)
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import to_json
+from tvm_ext.support.arithmetic import ceil_div
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,25 +62,28 @@ class Checked:
     user: str
 
 
-def check_indices(tensor: Checked, extents: Sequence[int | None]) -> PrimFunc:
+CHECKED_AT_A_TIME = 32768
+"""Indices that one task looks at, in 6 us: of fewer, another core would start too late."""
+
+
+def check_indices(tensor: Checked, extents: Sequence[int | None], dtype: str) -> PrimFunc:
     """A kernel (indices, copy): every index is in [-extent, extent), and from 0 in the copy; else an IndexRangeError.
+
+    The copy is of ``dtype``.
 
     Of several ``extents`` the i-th is that of the elements at i along the last axis, as GatherND has them. Those of
     run time, None here, are parameters behind the indices.
     """
     count = len(extents)
     sizes = [Var(f"extent{i}", INDEX_DTYPE) if extent is None else index(extent) for i, extent in enumerate(extents)]
-    source, copy = _params(tensor, copy_dtype(tensor.dtype))
-    outside = tirx.decl_buffer([index(count)], INDEX_DTYPE, "outside", data_alignment=64)
+    source, copy = _params(tensor, dtype)
+    outside = new_buffer([count], INDEX_DTYPE, "outside")
 
-    def look(place: Sequence[Expr], column: Expr, size: Expr) -> Stmt:
+    def look(place: Sequence[Expr], column: Expr, size: Expr, found: Buffer = outside) -> Stmt:
         value = tirx.Cast(INDEX_DTYPE, load(source, place))
         inside = tirx.Select(value < index(0), value + size, value)
         wrong = tirx.Cast(INDEX_DTYPE, tirx.Or(value < index(0) - size, value >= size))
-        return sequence(
-            store(outside, tirx.bitwise_or(load(outside, [column]), wrong), [column]),
-            store(copy, tirx.Cast(copy_dtype(tensor.dtype), inside), place),
-        )
+        return sequence(_also(found, column, wrong), store(copy, tirx.Cast(dtype, inside), place))
 
     def judge(position: int, extent: int | None) -> Stmt:
         inside = load(outside, [index(position)]).equal(index(0))
@@ -79,16 +99,46 @@ def check_indices(tensor: Checked, extents: Sequence[int | None]) -> PrimFunc:
             return look(outer, index(0), sizes[0])
         return sequence(*(look([*outer, index(i)], index(i), size) for i, size in enumerate(sizes)))
 
-    loops = source.shape if count == 1 else source.shape[:-1]
-    places = [[index(i)] for i in range(count)]
+    shape = [size for size in tensor.shape if size is not None]
+    if count == 1 and len(shape) == len(tensor.shape):
+        looks = _in_tasks(shape, outside, lambda place, found: look(place, index(0), sizes[0], found))
+    else:
+        looks = _loops(source.shape if count == 1 else source.shape[:-1], columns)
     body = sequence(
         allocate(outside),
-        *(store(outside, index(0), place) for place in places),
-        _loops(loops, columns),
+        *(store(outside, index(0), [index(i)]) for i in range(count)),
+        looks,
         *(judge(i, extent) for i, extent in enumerate(extents)),
     )
     params = [source, *(size for size in sizes if isinstance(size, Var)), copy]
     return _kernel(params, body, f"looks for indices outside {', '.join(str(size) for size in sizes)}")
+
+
+def _also(found: Buffer, column: Expr, wrong: Expr) -> Stmt:
+    return store(found, tirx.bitwise_or(load(found, [column]), wrong), [column])
+
+
+def _in_tasks(shape: Sequence[int], outside: Buffer, look: Callable[[Sequence[Expr], Buffer], Stmt]) -> Stmt:
+    """``look`` at each element of ``shape``, as one long row in parallel parts, and what they found in ``outside``."""
+    count = prod(shape)
+    tasks = ceil_div(count, CHECKED_AT_A_TIME)
+    results = new_buffer([tasks], INDEX_DTYPE, "results")
+
+    def task(number: Expr) -> Stmt:
+        start, found = number * index(CHECKED_AT_A_TIME), new_buffer([1], INDEX_DTYPE, "found", "local")
+        part = tile_size(count, min(CHECKED_AT_A_TIME, count), start)
+        return sequence(
+            allocate(found),
+            store(found, index(0), [index(0)]),
+            loop(part, SERIAL, "i", lambda i: look(split_index(start + i, shape), found)),
+            store(results, load(found, [index(0)]), [number]),
+        )
+
+    return sequence(
+        allocate(results),
+        loop(tasks, PARALLEL, "task", task),
+        loop(tasks, SERIAL, "task", lambda number: _also(outside, index(0), load(results, [number]))),
+    )
 
 
 def check_divisors(tensor: Checked) -> PrimFunc:
@@ -115,8 +165,14 @@ def check_divisors(tensor: Checked) -> PrimFunc:
     return _kernel([source, copy], body, "looks for divisors that are 0")
 
 
-def copy_dtype(dtype: str) -> str:
-    """The type of checked indices: that of the indices if it holds every extent. Index -1 of 200 is no int8."""
+def copy_dtype(dtype: str, operator: str = "", extents: Sequence[int | None] = ()) -> str:
+    """The type of checked indices: that of the indices if it holds every extent. Index -1 of 200 is no int8.
+
+    Gathers, which ONNX gives indices of 32 bits too, read no longer ones where ``extents`` need none.
+    """
+    short = all(extent is not None and extent < 2**31 for extent in extents)
+    if dtype == INDEX_DTYPE and operator in ("relax.take", "relax.gather_elements") and short:
+        return "int32"
     return dtype if dtype in ("int32", INDEX_DTYPE) else INDEX_DTYPE
 
 

@@ -224,12 +224,14 @@ def _log(arguments: Sequence[Expr]) -> Expr:
         )
 
     def special(x: Expr, e: Expr, f: Expr) -> Expr:
+        """The sum is a number, whatever x is: what is none is added. LLVM branches around a sum that may not matter,
+        element by element, and computes one row's logarithm after another."""
         square = f * f
         tail = f * square * _polynomial(f, LOG_TAIL) + e * _f32(LN2_LOW) - _f32(0.5) * square
         value = (f + tail) + e * _f32(LN2_HIGH)
-        value = tirx.Select(x < _f32(float("inf")), value, x)  # inf and NaN are their own logarithms
-        value = tirx.Select(x > _f32(0.0), value, tirx.Select(x < _f32(0.0), _f32(float("nan")), x + value))
-        return tirx.Select(tirx.EQ(x, _f32(0.0)), _f32(float("-inf")), value)
+        none = tirx.Select(x < _f32(float("inf")), _f32(0.0), x)  # inf and NaN are their own logarithms
+        none = tirx.Select(x < _f32(0.0), _f32(float("nan")), none)
+        return value + tirx.Select(tirx.EQ(x, _f32(0.0)), _f32(float("-inf")), none)
 
     def normal(x: Expr) -> Expr:
         tiny = x < _f32(SMALLEST_NORMAL)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tvm_ext._tvm import Expr, ForKind, Stmt, tirx
+from tvm_ext.analysis.computation_exprs import tensor_bytes
 from tvm_ext.analysis.computations import dtype_of, static_shape
-from tvm_ext.devices.machine import Machine
+from tvm_ext.devices.machine import WARM, Machine
 from tvm_ext.ir.build_ir import (
     PARALLEL,
     SERIAL,
@@ -107,11 +108,15 @@ class ScanPart(KernelPart[None]):
 
     @property
     def _busy_s(self) -> float:
+        """On one unit: the longer of additions that wait for each other, and of moving both tensors."""
         outer, length, inner = self._extents
         steps = REGISTERS if inner > 1 else 2 * PARTS if not self._part else 4
         per_step = self._width if inner > 1 else 1 if not self._part else 2
         cycles = outer * length * inner / per_step * steps
-        return cycles / Machine(self.context.device).vector_hz
+        machine = Machine(self.context.device)
+        moved_bytes = sum(tensor_bytes(tensor) for tensor in self.context.operator.params)
+        moved_s = moved_bytes / machine.rate(machine.holder(moved_bytes, WARM)) * self.context.device.unit_count
+        return max(cycles / machine.vector_hz, moved_s)
 
     @property
     def _kind(self) -> ForKind:

@@ -53,11 +53,10 @@ from tvm_ext.support.arithmetic import ceil_div
 from ...expressions.reciprocals import with_reciprocals
 from .reduce_row import PARTIAL_REGISTERS, reduce_row, runs_inside
 from .sections import Section, sections
-from .turned import has_guard, turned_squares
+from .turned import TASKS_PER_UNIT, has_guard, turned_squares
 
 SHORT_AXES = (4, 8, 16)  # elements of a last axis that is one SIMD register, as in the layout NCHW16c
 LOCAL_ROW_BYTES = 16 * 1024  # a row buffer up to this size lives on the thread's stack, a larger one in its workspace
-TASKS_PER_UNIT = 8  # enough that the last, uneven round of tasks is short
 ROWS_IN_TURNS, SHORT_ROW_REGISTERS = 4, 4  # rows whose computations take turns, of at most so many SIMD registers
 CHUNK_REGISTERS = 4  # SIMD registers of which a chunk of a single loop is a multiple: what LLVM unrolls such a loop by
 
