@@ -15,7 +15,7 @@ from tvm import relax
 from tests.support.small_modules import inputs_of, module_of
 from tvm_ext import relay
 from tvm_ext.devices import device_db
-from tvm_ext.devices.cpu_info import CpuInfo, CpuNeeds, read_cpu_info
+from tvm_ext.devices.cpu_info import TILES, CpuInfo, CpuNeeds, read_cpu_info
 from tvm_ext.devices.rows.recorded_cpus import RECORDED_ROWS
 from tvm_ext.errors import TargetError
 from tvm_ext.options import BuildOptions
@@ -252,6 +252,19 @@ def test_code_with_features_that_the_cpu_lacks_is_not_run(tmp_path: Path, monkey
             relay.GraphModule(source)
         assert "x86-64-v3" in caught.value.remedy
     build("matmul", SSE2)[0].vm()
+
+
+@x86
+@pytest.mark.parametrize("refused", ["", "Operation not permitted"])
+def test_code_for_tiles_that_the_process_may_not_use_is_not_run(refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU without AMX, and where Linux refuses it: the error says which."""
+    lib, *_ = build("matmul", "cpu-xeon-amx-tiles")
+    features = frozenset(lib.cpu.features) - TILES
+    xeon = CpuInfo(machine=read_cpu_info().machine, model="a Xeon", features=features, caches=(), refused=refused)
+    monkeypatch.setattr(library, "read_cpu_info", lambda: xeon)
+    with pytest.raises(TargetError, match=r"(?s)a Xeon.*lacks amx-tile, amx-bf16, amx-int8") as caught:
+        lib.vm()
+    assert (f"Linux refuses tiles: {refused}" in str(caught.value)) == bool(refused)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ class TilePart(KernelPart[CpuTile]):
         kernel = emit_tile_kernel(anchor.computation, anchor.expr, group.epilogue, program, device, params, live)
         note = f"{group.anchor.name} in register tiles {program.tile('L0')}" + fused_note(group.epilogue, group.border)
         note += ", by the taps that meet an element" if live else ""
+        note += f", by {dot.instruction.name}" if dot is not None and dot.rows is not None else ""
         form = Form(
             path="rtile",
             statements=(*fill_border(group.border, device), *kernel.statements),
