@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tvm_ffi
 
-from tvm_ext._tvm import Tensor, tensor
+from tvm_ext._tvm import Tensor, empty, tensor
 
 from .arrays import NUMPY_TYPES, Array
 
@@ -13,6 +13,15 @@ from .arrays import NUMPY_TYPES, Array
 def tensor_over(array: Array) -> Tensor:
     """A tensor on the CPU in the memory of ``array``, which nobody may change; a copy for types that NumPy lacks."""
     return tvm_ffi.from_dlpack(array) if array.dtype.name in NUMPY_TYPES else tensor(array)
+
+
+def tensor_of(array: Array) -> Tensor:
+    """A copy of ``array``, made once: TVM's own has another of what is not contiguous."""
+    if array.dtype.name not in NUMPY_TYPES:
+        return tensor(np.ascontiguousarray(array))
+    copy = empty(array.shape, array.dtype.name)
+    np.from_dlpack(copy)[...] = array
+    return copy
 
 
 def array_over(values: Tensor) -> Array:

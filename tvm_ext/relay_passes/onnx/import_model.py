@@ -19,7 +19,7 @@ from tvm_ext import _tvm
 from tvm_ext._tvm import Expr, IRModule, Tensor, Var
 from tvm_ext.errors import InputError, ModelError
 from tvm_ext.support.arrays import Array, DType, is_aligned
-from tvm_ext.support.tensors import tensor_over
+from tvm_ext.support.tensors import tensor_of, tensor_over
 
 from ..recurrent.loop import open_steps
 from .bind_inputs import RequestedDim, bind_inputs, declared_dims
@@ -114,10 +114,14 @@ def import_model(
     graph = checked_graph(proto, limits or ImportLimits.current())
     graph = bind_inputs(graph, shape, dtype, constants)
     graph = expand_unsupported(graph, proto)
+    del proto
     graph = clean_graph(graph)
     graph, original_names = rename_for_code(graph)
     warn_non_finite((original_names.get(name, name), value) for name, value in graph.constants.items())
-    return _convert(graph, original_names)
+    mod, parameters = _convert(graph, original_names)
+    values = dict(graph.constants)
+    del graph
+    return mod, _tensors(values, parameters)
 
 
 def checked_graph(proto: onnx.ModelProto, limits: ImportLimits | None = None) -> OnnxGraph:
@@ -234,7 +238,8 @@ def _is_weight_type(dtype: DType) -> bool:
     return dtype.kind == "f" or dtype.name in ("bfloat16", "int8", "uint8")
 
 
-def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[IRModule, dict[str, Tensor]]:
+def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[IRModule, list[str]]:
+    """The module, and the names of the constants that are its parameters."""
     parameters = _parameter_names(graph)
     as_arguments = frozenset(parameters)
     proto = with_some_shape(model_from_graph(graph, lambda name: name not in as_arguments), also_inputs=False)
@@ -250,17 +255,20 @@ def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[IRMod
         OUTPUT_NAMES: list(graph.output_names),
     }
     mod["main"] = mod["main"].with_attrs(attributes)
-    return mod, _tensors(graph.constants, parameters)
+    return mod, parameters
 
 
-def _tensors(constants: Mapping[str, Array], parameters: Sequence[str]) -> dict[str, Tensor]:
-    """The parameters as tensors, each in memory of its own: where an array has that, in its memory."""
+def _tensors(constants: dict[str, Array], parameters: Sequence[str]) -> dict[str, Tensor]:
+    """The parameters as tensors, each in memory of its own: where an array has that, in its memory.
+
+    Takes them out of ``constants``, so that no more than one is there twice.
+    """
     owners = Counter(id(_owner(value)) for value in constants.values())
     tensors = {}
     for name in parameters:
-        value = np.ascontiguousarray(constants[name])
-        is_own = value.flags.writeable and owners[id(_owner(value))] == 1
-        tensors[name] = tensor_over(value) if is_own and is_aligned(value) else _tvm.tensor(value)
+        value = constants.pop(name)
+        is_own = value.flags.writeable and value.flags.c_contiguous and owners[id(_owner(value))] == 1
+        tensors[name] = tensor_over(value) if is_own and is_aligned(value) else tensor_of(value)
     return tensors
 
 
