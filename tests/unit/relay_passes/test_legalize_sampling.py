@@ -43,7 +43,8 @@ def test_grids(padding: str, align_corners: bool) -> None:
     found, names = built(
         lambda x, g: relax.op.image.grid_sample(x, g, "bilinear", "NCHW", padding, align_corners), x, grid
     )
-    assert names == ["grid_places", "grid_sample"]
+    assert names[:2] == ["grid_places", "grid_sample"]
+    assert len(names) == 3  # its shape: between two layers a view, at the end of a graph a copy
     for n, c, h, w in np.ndindex(found.shape):
         places = []
         for field, extent in ((1, 5), (0, 9)):
