@@ -267,6 +267,14 @@ def test_code_for_tiles_that_the_process_may_not_use_is_not_run(refused: str, mo
     assert (f"Linux refuses tiles: {refused}" in str(caught.value)) == bool(refused)
 
 
+@x86
+@pytest.mark.parametrize("target", ["cpu-xeon-amx-tiles", "cpu-xeon-amx"])
+def test_exported_code_for_tiles_asks_for_them(target: str, tmp_path: Path) -> None:
+    build("matmul", target)[0].export_library(tmp_path / "lib.so")
+    assert (b"tvm_ext_ask_for_tiles" in (tmp_path / "lib.so").read_bytes()) == (target == "cpu-xeon-amx-tiles")
+    relay.load(tmp_path / "lib.so")
+
+
 @pytest.mark.parametrize(
     ("needs", "features", "unmet"),
     [

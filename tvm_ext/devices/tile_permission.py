@@ -27,3 +27,11 @@ def tile_refusal() -> str:
     if libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0:
         return ""
     return os.strerror(ctypes.get_errno())
+
+
+def tile_request() -> str:
+    """C or C++ source by which a shared library asks when it is loaded, by whatever program."""
+    call = f"syscall({_ARCH_PRCTL}, {_ARCH_REQ_XCOMP_PERM:#x}, {_XTILEDATA})"
+    return f"""#include <unistd.h>
+__attribute__((constructor)) static void tvm_ext_ask_for_tiles(void) {{ (void){call}; }}
+"""

@@ -56,12 +56,14 @@ def export_executable(
     size_bytes: int,
     objects: Sequence[bytes] = (),
     architectures: Sequence[str] = (),
+    on_load: str = "",
     **compiler: Any,
 ) -> None:
     """Write ``executable`` to the shared library ``path``, in which function `METADATA_FUNCTION` returns ``metadata``.
 
-    ``objects`` are object files that belong to it, as their content. With ``architectures`` (``"sm_80"``) its CUDA
-    modules are machine code for these; ``compiler`` are settings of `cuda_export.embed_machine_code`.
+    ``objects`` are object files that belong to it, as their content, ``on_load`` is C source of its own. With
+    ``architectures`` (``"sm_80"``) its CUDA modules are machine code for these; ``compiler`` are settings of
+    `cuda_export.embed_machine_code`.
 
     Atomic; raises ExportError where the compiler fails or the file, of about ``size_bytes``, cannot be written.
     """
@@ -69,7 +71,7 @@ def export_executable(
         raise ExportError(f"{path.name!r} is not the name of a shared library.", f"call it {path.stem}.so")
     with temporary_folder("export") as folder:
         check_space(folder, size_bytes)  # the object files
-        addons = [str(compile_metadata(metadata, folder)), *write_objects(objects, folder)]
+        addons = [str(compile_metadata(metadata, folder, on_load)), *write_objects(objects, folder)]
         pack = {"fpack_imports": _packer(architectures, folder, compiler)}
 
         def produce(temporary: Path) -> None:
@@ -167,12 +169,11 @@ def _mentions(path: Path, word: bytes) -> bool:
     return False
 
 
-def compile_metadata(metadata: str, folder: Path) -> Path:
-    """An object file defining `METADATA_FUNCTION`; raises ExportError where the compiler fails."""
+def compile_metadata(metadata: str, folder: Path, on_load: str = "") -> Path:
+    """An object file of ``on_load`` and `METADATA_FUNCTION`; raises ExportError where the compiler fails."""
     source, result = folder / "metadata.cc", folder / "metadata.o"
-    source.write_text(
-        _METADATA_SOURCE.format(literal=c_literal(metadata), size=len(metadata), function=METADATA_FUNCTION)
-    )
+    text = _METADATA_SOURCE.format(literal=c_literal(metadata), size=len(metadata), function=METADATA_FUNCTION)
+    source.write_text(on_load + text)
     includes = [f"-I{path}" for path in tvm_ffi.libinfo.include_paths()]
     _compile(lambda: host_compiler.create_shared(str(result), [str(source)], ["-c", *includes]))
     return result

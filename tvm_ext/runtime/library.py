@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import tvm
 
-from tvm_ext.devices.cpu_info import CpuNeeds, read_cpu_info
+from tvm_ext.devices.cpu_info import TILES, CpuNeeds, read_cpu_info
+from tvm_ext.devices.tile_permission import tile_request
 from tvm_ext.errors import ExportError, InputError, TargetError, TvmExtError
 from tvm_ext.rammer_runtime import native
 from tvm_ext.records import serialise
@@ -207,6 +208,7 @@ class Library:
         size_bytes = self.report.constant_bytes + code_bytes + len(metadata)
         again = self._code.link_again if self._code is not None else None
         executable, objects = (again(), self._code.objects) if self._code and again else (self.executable, ())
+        settings["on_load"] = tile_request() if TILES.intersection(self.cpu.features) else ""
         export_executable(executable, metadata, Path(path), size_bytes, objects, architectures, **settings)
 
     def _compile_sources(self, architectures: Sequence[str]) -> dict[str, Any]:
