@@ -41,14 +41,17 @@ def expand_contributed(graph: OnnxGraph) -> OnnxGraph:
     ModelError
         A node is refused by its rule.
     """
-    if not any(map(_is_contributed, graph.nodes)):
-        return graph
-    context = context_of(graph)
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.nodes:
-        pen = context.at(node)
-        nodes.extend(_written(pen, [CONTRIBUTED[node.op_type]]) if _is_contributed(node) else [node])
-    return graph.with_nodes(nodes)
+    names = {node.op_type for node in graph.nodes if _is_contributed(node)}
+    for now in (names - {"MatMulNBits"}, names & {"MatMulNBits"}):  # whose rule asks how many rows there are
+        if not now:
+            continue
+        context = context_of(graph)
+        nodes: list[onnx.NodeProto] = []
+        for node in graph.nodes:
+            is_due = _is_contributed(node) and node.op_type in now
+            nodes.extend(_written(context.at(node), [CONTRIBUTED[node.op_type]]) if is_due else [node])
+        graph = graph.with_nodes(nodes)
+    return graph
 
 
 def _is_contributed(node: onnx.NodeProto) -> bool:

@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import TypeAlias
 
 import onnx
+from onnx import helper
 
 from tvm_ext.errors import ModelError
 
 from .graph import STANDARD_DOMAINS, OnnxGraph, all_nodes, attribute, nested_graphs, small_model
+from .operators.packed_product import PACKED_PRODUCT
 
 # Not an operator: inference steps over it and leaves its results unknown.
 _HIDDEN = "HiddenFromInference"
@@ -26,7 +28,8 @@ def infer_types(graph: OnnxGraph) -> dict[str, onnx.TypeProto]:
         The inference finds a contradiction.
     """
     try:
-        inferred = onnx.shape_inference.infer_shapes(small_model(_without_dangers(graph)), data_prop=True).graph
+        known = _with_stand_ins(_without_dangers(graph))
+        inferred = onnx.shape_inference.infer_shapes(small_model(known), data_prop=True).graph
     except _INFERENCE_ERRORS as error:
         reason = " ".join(str(error).split())[:2000]
         raise ModelError(f"the model's shapes contradict each other: {reason}", "export the model again") from error
@@ -41,6 +44,21 @@ _INFERENCE_ERRORS = (
     RuntimeError,
     ValueError,
 )
+
+
+def _with_stand_ins(graph: OnnxGraph) -> OnnxGraph:
+    """`graph` with MatMul in place of products by packed weights, contributed ones and those that become of them."""
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.nodes:
+        if node.op_type not in ("MatMulNBits", PACKED_PRODUCT):
+            nodes.append(node)
+            continue
+        shape, weights = (f"{node.output[0]}_{stem}_of_inference" for stem in ("shape", "weights"))
+        sizes = [int(attribute(node, name, 0)) for name in ("K", "N")]
+        nodes.append(helper.make_node("Constant", [], [shape], value_ints=sizes))
+        nodes.append(helper.make_node("ConstantOfShape", [shape], [weights]))
+        nodes.append(helper.make_node("MatMul", [node.input[0], weights], [node.output[0]]))
+    return replace(graph, nodes=tuple(nodes)) if len(nodes) > len(graph.nodes) else graph
 
 
 def _without_dangers(graph: OnnxGraph) -> OnnxGraph:

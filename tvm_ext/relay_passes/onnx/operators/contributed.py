@@ -7,6 +7,7 @@ these rules ask for shapes and types of constants alone.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -14,6 +15,7 @@ import onnx
 from tvm_ext.support.arrays import Array
 
 from .context import FLOAT, INT64, Pen, contributed
+from .packed_product import PACKED_PRODUCT, is_served
 from .quantized import per_row, requantise, shifted
 
 _INT32 = onnx.TensorProto.INT32
@@ -125,15 +127,31 @@ def _scaled_product(pen: Pen, a: tuple[str, str, str], b: tuple[str, str, str], 
 
 @contributed("MatMulNBits")
 def _packed_product(pen: Pen) -> None:
-    """A B in A's floats: the weights, N rows of blocks of K, become floats when the model is imported."""
-    weights = _unpacked_weights(pen)
-    product = pen.add("MatMul", pen.x, pen.constant(weights), out="" if pen.operand(5) else pen.out)
-    if pen.operand(5):
+    """A B in A's floats, B being N rows of blocks of K: floats, too, unless few rows are multiplied by four bits."""
+    weights, add_bias = _packed_weights(pen), bool(pen.operand(5))
+    out, sizes = "" if add_bias else pen.out, {"K": pen.integer("K", 0), "N": pen.integer("N", 0)}
+    packed = _by_columns(pen, weights) if is_served(pen.shape(pen.x), pen.element_type(pen.x)) else []
+    if packed:
+        product = pen.add(PACKED_PRODUCT, pen.x, *packed, out=out, domain=pen.node.domain, **sizes)
+    else:
+        product = pen.add("MatMul", pen.x, pen.constant(_unpacked(weights)), out=out)
+    if add_bias:
         pen.add("Add", product, pen.operand(5), out=pen.out)
 
 
-def _unpacked_weights(pen: Pen) -> Array:
-    """(code - zero point) * scale as (K, N), in the type of the scales."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PackedWeights:
+    """(code - zero) * scale: ``codes`` of (N, K), scales and zeros of (N, blocks); ``group`` is the block of each k."""
+
+    bits: int
+    block: int
+    codes: Array
+    scales: Array
+    zeros: Array
+    group: Array
+
+
+def _packed_weights(pen: Pen) -> _PackedWeights:
     rows, depth, block = pen.integer("N", 0), pen.integer("K", 0), pen.integer("block_size", 0)
     bits, order = pen.integer("bits", 4), pen.known_value(4)
     packed, scales, zero_points = (pen.known_value(index) for index in (1, 2, 3))
@@ -142,17 +160,40 @@ def _unpacked_weights(pen: Pen) -> Array:
     if packed is None or scales is None or min(rows, depth, block) < 1:
         raise pen.refusal("lacks weights or their sizes", "give B, scales, N, K and block_size")
     blocks = -(-depth // block)
-    scales = scales.reshape(rows, blocks)
-    codes = _codes(packed.reshape(rows, blocks * block * bits // 8), bits)[:, :depth].astype(np.float32)
-    group = np.arange(depth) // block if order is None else order[:depth]
+    codes = _codes(packed.reshape(rows, blocks * block * bits // 8), bits)[:, :depth]
     if zero_points is None:
-        shift: Array = np.full((rows, blocks), 1 << (bits - 1), np.float32)
+        zeros: Array = np.full((rows, blocks), 1 << (bits - 1), np.uint8)
     elif zero_points.dtype == np.uint8:
-        shift = _codes(zero_points.reshape(rows, -1), bits)[:, :blocks].astype(np.float32)
+        zeros = _codes(zero_points.reshape(rows, -1), bits)[:, :blocks]
     else:
-        shift = zero_points.reshape(rows, blocks).astype(np.float32)
-    values = (codes - shift[:, group]) * scales[:, group].astype(np.float32)
-    return np.ascontiguousarray(values.T.astype(scales.dtype))
+        zeros = zero_points.reshape(rows, blocks).astype(np.float32)
+    group = np.arange(depth) // block if order is None else order[:depth]
+    return _PackedWeights(
+        bits=bits, block=block, codes=codes, scales=scales.reshape(rows, blocks), zeros=zeros, group=group
+    )
+
+
+def _unpacked(weights: _PackedWeights) -> Array:
+    """(code - zero point) * scale as (K, N), in the type of the scales."""
+    codes, shift = weights.codes.astype(np.float32), weights.zeros.astype(np.float32)
+    values = (codes - shift[:, weights.group]) * weights.scales[:, weights.group].astype(np.float32)
+    return np.ascontiguousarray(values.T.astype(weights.scales.dtype))
+
+
+def _by_columns(pen: Pen, weights: _PackedWeights) -> list[str]:
+    """Codes, scales and zero points, columns last, as `packed_product` reads them; [] for another form.
+
+    A byte has the codes of one column at two places of a block, half a block apart: the first in its lower bits.
+    """
+    (rows, depth), block = weights.codes.shape, weights.block
+    is_plain = bool((weights.group == np.arange(depth) // block).all())
+    if weights.bits != 4 or weights.scales.dtype != np.float32 or weights.zeros.dtype != np.uint8 or not is_plain:
+        return []
+    if depth % block or block % 2:
+        return []
+    halves = weights.codes.reshape(rows, depth // block, 2, block // 2)
+    packed = (halves[:, :, 0] | (halves[:, :, 1] << 4)).transpose(1, 2, 0)
+    return [pen.constant(np.ascontiguousarray(value)) for value in (packed, weights.scales.T, weights.zeros.T)]
 
 
 def _codes(packed: Array, bits: int) -> Array:

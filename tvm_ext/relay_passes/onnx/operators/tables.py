@@ -10,7 +10,7 @@ __all__ = ["CONTRIBUTED", "CONVERTERS", "REPLACED", "RULES"]
 
 _FAMILY_NAMES = (
     "arrangement attention contributed convolution deformable elementwise indexing "
-    "pools normalization quantized recurrent reduction resize signal"
+    "packed_product pools normalization quantized recurrent reduction resize signal"
 )
 """The modules beside this one that have rows. Rules of one operator are asked in this order."""
 
