@@ -26,9 +26,10 @@ from tvm_ext.ir.build_ir import SERIAL, cast_to, index, load, loop, new_buffer, 
 from tvm_ext.records.choice import ConstantPack
 from tvm_ext.records.tuning import CpuTile
 from tvm_ext.support.arithmetic import ceil_div
+from tvm_ext.tir_passes.emit.cpu_tiles.emit import choose_tile
 from tvm_ext.tir_passes.emit.cpu_tiles.layout import lay_out
 from tvm_ext.tir_passes.emit.cpu_tiles.packing import PackedInput
-from tvm_ext.tir_passes.emit.cpu_tiles.register_tile import RegisterTile, choose_tile
+from tvm_ext.tir_passes.emit.cpu_tiles.register_tile import RegisterTile
 
 Numbers = npt.NDArray[np.int32]
 FamilyKey = tuple[int, tuple[int, ...]]

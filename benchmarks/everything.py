@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "drawn.py",
         "operators.py --peer onnxruntime",
         "operators.py --peer stock_tvm --rounds 2",
+        "packed_products.py",
         "matmul.py",
         "persistent.py",
         "rows.py",

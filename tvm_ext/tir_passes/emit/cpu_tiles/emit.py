@@ -97,7 +97,7 @@ def _grid(layout: TileLayout, kind: ForKind) -> Stmt:
         if layout.chunks is not None:
             body = _chunked_task(layout, layout.chunks, starts)
         else:
-            body = _blocked(layout, starts, lambda tiles: _choose_tile(layout, tiles, lambda tile: tile.whole()))
+            body = _blocked(layout, starts, lambda tiles: choose_tile(layout, tiles, lambda tile: tile.whole()))
         return body if layout.matrix is None else configured(layout, body)
 
     extents = [ceil_div(layout.counts[p], layout.blocks[p][0]) for p in layout.order]
@@ -146,7 +146,7 @@ def _chunked_task(layout: TileLayout, chunks: ReductionChunks, starts: tuple[Exp
         def within(done: tuple[Expr, ...]) -> Stmt:
             if len(done) == len(layout.order):
                 tiles = tuple(start + at for start, at in zip(starts, done, strict=True))
-                return _choose_tile(layout, tiles, lambda tile: body(flat(done, longest), tile))
+                return choose_tile(layout, tiles, lambda tile: body(flat(done, longest), tile))
             p, start = layout.order[len(done)], starts[len(done)]
             steps = tile_size(layout.counts[p], layout.blocks[p][0], start)
             return loop(steps, SERIAL, f"{layout.computation.variables[p].name}_tile", lambda v: within((*done, v)))
@@ -177,7 +177,7 @@ def _chunked_run(
 
 
 # --- register tiles ---------------------------------------------------------------------------------------------------
-def _choose_tile(layout: TileLayout, tiles: tuple[Expr, ...], body: Callable[[RegisterTile], Stmt]) -> Stmt:
+def choose_tile(layout: TileLayout, tiles: tuple[Expr, ...], body: Callable[[RegisterTile], Stmt]) -> Stmt:
     """``body`` of the L0 tile at ``tiles``; where an axis has a smaller last tile, of both, chosen between."""
     at = dict(zip(layout.order, tiles, strict=True))
     kind = RegisterTile if layout.matrix is None else MatrixTile
