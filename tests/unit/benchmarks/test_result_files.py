@@ -133,8 +133,8 @@ def test_the_repository_keeps_summaries_and_other_files_all_samples(
 
 MAINS: dict[str, dict[str, Any]] = {
     "ablation.py": {}, "compile_time.py": {}, "construct.py": {}, "matmul.py": {}, "metaschedule.py": {},
-    "metaschedule_model.py": {}, "model_quality.py": {}, "models.py": {}, "operators.py": {}, "rows.py": {}, "packed_products.py": {},
-    "gpu/ablation.py": {},
+    "metaschedule_model.py": {}, "model_quality.py": {}, "models.py": {}, "operators.py": {}, "rows.py": {},
+    "packed_products.py": {}, "gpu/ablation.py": {},
     "attention.py": {}, "persistent.py": {}, "rammer.py": {}, "rammer_runtime.py": {}, "rammer_simulated.py": {},
     "winograd.py": {}, "drawn.py": {}, "exported.py": {}, "memory.py": {},
     "gpu/chains.py": {}, "gpu/heuristics.py": {}, "gpu/interpret.py": {}, "gpu/templates.py": {},
