@@ -24,6 +24,7 @@ from tvm_ext.support.limited_process import run_limited
 from tvm_ext.toolchains import host_compiler
 from tvm_ext.toolchains.remedies import HOST
 
+COMPILE_LIMIT_S = 60
 NAMES = ("ldtilecfg", "tilerelease", "tilezero", "tileloadd64", "tilestored64", "tdpbusd", "tdpbf16ps")
 
 
@@ -34,12 +35,11 @@ def amx_row() -> DeviceSpec:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    folder = tempfile.mkdtemp(prefix="amx-machine-")
-    path = Path(folder) / "amx_machine.so"
-    source = Path(__file__).with_suffix(".cc")
-    command = [host_compiler.compiler(), "-O2", "-std=c++17", "-shared", "-fPIC", "-o", str(path), str(source)]
-    run_limited(command, 60, Path(folder), remedies=HOST)
-    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    with tempfile.TemporaryDirectory(prefix="amx-machine-") as folder:
+        path, source = Path(folder) / "amx_machine.so", Path(__file__).with_suffix(".cc")
+        command = [host_compiler.compiler(), "-O2", "-std=c++17", "-shared", "-fPIC", "-o", str(path), str(source)]
+        run_limited(command, COMPILE_LIMIT_S, Path(folder), remedies=HOST)
+        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     library.amx_fault.restype = ctypes.c_char_p
     library.amx_count.restype = ctypes.c_int64
     return library
