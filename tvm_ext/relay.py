@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -24,29 +25,39 @@ from tvm_ext.autotune.choose import tuned_tiles
 from tvm_ext.autotune.store import MeasurementStore
 from tvm_ext.devices.cpu_info import read_cpu_info
 from tvm_ext.devices.device_db import cpu_needs
-from tvm_ext.errors import InputError
+from tvm_ext.errors import InputError, OptionError
 from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions, usable_core_count
-from tvm_ext.pass_pipeline import BuildPlan, operator_pipeline, plan_build
+from tvm_ext.pass_pipeline import BuildPlan, kernel_passes, operator_pipeline, plan_build
 from tvm_ext.records.build_profile import BINDING, CONSTRUCTING, GENERATING, LOWERING, TUNING, VERIFYING, Stopwatch
 from tvm_ext.records.rammer import RAMMER
 from tvm_ext.records.tuned import TuneLike, TuningBudget, TuningRecord, TuningRequest
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
+from tvm_ext.relay_passes.batching.dimensions import Requested, Sizes, declared_shapes, settle, shapes_at
+from tvm_ext.relay_passes.batching.prove import ModelAt
+from tvm_ext.relay_passes.name_kernels import NameKernels, merged
+from tvm_ext.relay_passes.onnx.clean import as_identifier
 from tvm_ext.relay_passes.onnx.import_model import require_bound_dimensions
+from tvm_ext.relay_passes.onnx.load import load_onnx
 from tvm_ext.relay_passes.wavefronts.policies import require_policy
 from tvm_ext.runtime import graph_module
 from tvm_ext.runtime import graph_module as graph_executor
 from tvm_ext.runtime.cuda_source import own_cuda_compiler
 from tvm_ext.runtime.graph_module import GraphModule, TensorSpec, find_spec
-from tvm_ext.runtime.library import Library, Signature, load
+from tvm_ext.runtime.library import Library, Signature
+from tvm_ext.runtime.open_library import OpenLibrary, OpenModule, OpenSignature, Variant, load
 from tvm_ext.runtime.signature import input_specs, output_specs, spec_of
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.support.pass_clock import PassClock, timed_context
+from tvm_ext.support.shared_constants import ConstantStore, sharing
 from tvm_ext.tir_passes.construct_kernels import kernel_context
 from tvm_ext.toolchains.code_generation import GeneratedCode, UnusableCodeError, can_link, generate, generate_whole
 from tvm_ext.toolchains.rocm_toolchain import enable_rocm
 
-__all__ = ["GraphModule", "Library", "TensorSpec", "build", "frontend", "graph_executor", "graph_module", "load"]
+__all__ = [
+    "GraphModule", "Library", "OpenLibrary", "OpenModule", "TensorSpec", "build", "build_open", "frontend",
+    "graph_executor", "graph_module", "load",
+]  # fmt: skip
 
 
 def build(
@@ -137,19 +148,79 @@ def build(
     if request is not None:
         plan, tuning = _tuned(mod, target, plan, cache, request)
         watch.split(TUNING)
-    if not _compiles_by_kernel(mod, plan):
-        cache.switch_off()
-    try:
-        kernels, code = _compile(mod, plan, cache, clock, watch, verify=verify)
-    except UnusableCodeError as error:
-        cache.note("unusable", f"{error}; the kernels are compiled as one module, and not kept")
-        cache.switch_off()
-        kernels, code = _compile(mod, plan, cache, clock, watch, whole=True)
-    if code.times.compiled:
-        cache.trim()
-    report = recorder.record(mod, kernels, plan, chosen, clock, watch, code.times, cache.use(), tuning)
+    kernels, code = _code_of({"main": mod}, plan, cache, clock, watch, verify=verify)
+    report = recorder.record(mod, kernels["main"], plan, chosen, clock, watch, code.times, cache.use(), tuning)
     signature = Signature(inputs=input_specs(mod), outputs=output_specs(mod), report=report, cpu=cpu_needs(plan.target))
     return Library(code.executable, signature, code=code)
+
+
+def build_open(
+    model: Any | str | os.PathLike[str] | bytes,
+    sizes: Mapping[str, Requested],
+    target: str | dict[str, Any] | tvm.target.Target = "llvm",
+    *,
+    shape: Mapping[str, Sequence[int | str | None]] | None = None,
+    options: BuildOptions | None = None,
+    progress: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> OpenLibrary:
+    """Compile an ONNX model for a CPU into one library whose named dimensions stay open.
+
+    The library holds a variant for some sizes, which share their constants where kernels lay them out alike. A range is
+    built in powers of two if a proof finds that elements of the dimension do not meet: 13 then runs as 8 + 4 + 1.
+
+    Parameters
+    ----------
+    model
+        As of `from_onnx`: each variant is imported at its own shapes.
+    sizes
+        Dimension name -> ``(1, 32)``, a tuple: every size from 1 to 32; or ``[16, 64, 128]``, a list: these sizes. An
+        open dimension without a name is called ``INPUT_dimAXIS``.
+    shape
+        As of `from_onnx`, for dimensions that do not stay open.
+    target, options, progress, settings
+        As of `build`. Schedules of rTasks (``enable_rammer``) are not for several variants.
+
+    Raises
+    ------
+    InputError
+        for an unknown dimension, and for a range that can neither be divided nor built size by size, naming the
+        operator that mixes its elements.
+    ModelError, TargetError, OptionError
+        as `from_onnx` and `build`.
+    """
+    chosen = options.updated(**settings) if options is not None else BuildOptions.current(**settings)
+    cache = KernelCache.for_build(chosen)
+    plan = plan_build(target, chosen, cache)
+    if plan.device.kind != "cpu" or chosen.enable_rammer is not False:
+        raise OptionError(
+            "open dimensions are for CPUs, without schedules of rTasks.", "build one library for each shape"
+        )
+    model = load_onnx(model)
+    declared = declared_shapes(model, shape or {})
+    tell = progress or (lambda _text: None)
+
+    def at(values: Sizes) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+        tell(f"importing at {dict(values)}")
+        return frontend.from_onnx(model, shape=shapes_at(declared, values))
+
+    dimensions = settle(declared, sizes, lambda values, name: ModelAt.of(values[name], *at(values)))
+    modules = {
+        "_".join(f"{as_identifier(key)}_{size}" for key, size in values.items()): values
+        for values in dimensions.variants()
+    }
+    watch, clock = Stopwatch(), PassClock(on_start=progress)
+    with sharing(ConstantStore()):
+        mods = {name: prepare(*at(values)) for name, values in modules.items()}
+        watch.split(BINDING)
+        kernels, code = _code_of(mods, plan, cache, clock, watch)
+    cpu, variants = cpu_needs(plan.target), []
+    for name, values in modules.items():
+        mod = mods[name]
+        report = recorder.record(mod, kernels[name], plan, chosen, clock, watch, code.times, cache.use())
+        signature = Signature(inputs=input_specs(mod), outputs=output_specs(mod), report=report, cpu=cpu)
+        variants.append(Variant(name=name, sizes=tuple(values.values()), signature=signature))
+    return OpenLibrary(code.executable, OpenSignature.of(dimensions.dimensions, variants), code=code)
 
 
 def prepare(mod: tvm.IRModule | relax.Function, params: Mapping[str, Any], *, may_loop: bool = False) -> tvm.IRModule:
@@ -236,8 +307,31 @@ def _compiles_by_kernel(mod: tvm.IRModule, plan: BuildPlan) -> bool:
     return plan.device.kind == "cpu" and here and not foreign and can_link()
 
 
+def _code_of(
+    mods: Mapping[str, tvm.IRModule],
+    plan: BuildPlan,
+    cache: KernelCache,
+    clock: PassClock,
+    watch: Stopwatch,
+    *,
+    verify: bool = False,
+) -> tuple[dict[str, tvm.IRModule], GeneratedCode]:
+    """`_compile`, a second time without the cache where kernels cannot be linked one by one."""
+    if not all(_compiles_by_kernel(mod, plan) for mod in mods.values()):
+        cache.switch_off()
+    try:
+        kernels, code = _compile(mods, plan, cache, clock, watch, verify=verify)
+    except UnusableCodeError as error:
+        cache.note("unusable", f"{error}; the kernels are compiled as one module, and not kept")
+        cache.switch_off()
+        kernels, code = _compile(mods, plan, cache, clock, watch, whole=True)
+    if code.times.compiled:
+        cache.trim()
+    return kernels, code
+
+
 def _compile(
-    mod: tvm.IRModule,
+    mods: Mapping[str, tvm.IRModule],
     plan: BuildPlan,
     cache: KernelCache,
     clock: PassClock,
@@ -245,30 +339,44 @@ def _compile(
     *,
     whole: bool = False,
     verify: bool = False,
-) -> tuple[tvm.IRModule, GeneratedCode]:
-    """The kernels of ``mod`` in their graph, and its code; ``whole``: all kernels in one LLVM module."""
+) -> tuple[dict[str, tvm.IRModule], GeneratedCode]:
+    """The kernels of each of ``mods`` (variants of a model by name, or ``main``) in their graph, and the code of all.
+
+    ``whole``: all kernels in one LLVM module.
+    """
     if plan.device.kind == "rocm":
         enable_rocm()
     watched = bool(tvm.transform.PassContext.current().instruments)  # by somebody who wants to see all passes
+    kernels, lowered = {}, {}
     with plan.target, timed_context(clock):
-        with EXCLUSIVE:
-            kernels = plan.construct(mod)
-            watch.split(CONSTRUCTING)
-            lowered = plan.lower(kernels)
-            kernels = with_rammer_record(kernels, lowered)
-            watch.split(LOWERING)
-        if verify:
-            _refuse_wrong_kernels(mod, lowered, plan, clock)
-            watch.split(VERIFYING)
-        if whole or not _compiles_by_kernel(mod, plan):
+        for name, mod in mods.items():
+            construct = plan.construct if name == "main" else _constructing_variant(plan, cache, name)
+            with EXCLUSIVE:
+                constructed = construct(mod)
+                watch.split(CONSTRUCTING)
+                lowered[name] = plan.lower(constructed)
+                kernels[name] = with_rammer_record(constructed, lowered[name])
+                watch.split(LOWERING)
+            if verify:
+                _refuse_wrong_kernels(mod, lowered[name], plan, clock)
+                watch.split(VERIFYING)
+        together = merged(lowered)
+        if whole or not all(_compiles_by_kernel(mod, plan) for mod in mods.values()):
             with own_cuda_compiler():
-                code = generate_whole(lowered, plan.target)
+                code = generate_whole(together, plan.target)
         else:
             context = kernel_context(plan.device, plan.options)
             threads = 1 if watched else usable_core_count()
-            code = generate(lowered, plan.target, cache, context, threads, clock.on_start)
+            code = generate(together, plan.target, cache, context, threads, clock.on_start)
         watch.split(GENERATING)
     return kernels, code
+
+
+def _constructing_variant(plan: BuildPlan, cache: KernelCache, name: str) -> tvm.transform.Pass:
+    """``plan.construct`` with the names of kernels for variant ``name``."""
+    operators = operator_pipeline(plan.target, plan.device, plan.options)
+    kernels = kernel_passes(plan.device, plan.options, cache, plan.tiles.configurations)
+    return tvm.transform.Sequential([operators, NameKernels(name), *kernels], name="tvm_ext.kernels")
 
 
 def with_rammer_record(kernels: tvm.IRModule, lowered: tvm.IRModule) -> tvm.IRModule:

@@ -11,12 +11,13 @@ import json
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvm_ext.errors import TvmExtError
+from tvm_ext.errors import OptionError, TvmExtError
 
 from . import common
 from .advise import advise
@@ -63,6 +64,7 @@ def compile(
     ] = None,
     target: common.Target = "llvm",
     shape: common.ShapeOption = None,
+    open_sizes: common.Open = None,
     batch: common.Batch = 1,
     roller: common.Roller = True,
     persistent: common.Persistent = None,
@@ -78,6 +80,7 @@ def compile(
     as_json: common.AsJson = False,
 ) -> None:
     """Compile a model to a shared library."""
+    from tvm_ext import relay
     from tvm_ext.reports.text import show
 
     output = output or Path(f"{Path(model).stem}.so")
@@ -88,6 +91,26 @@ def compile(
             "enable_cutlass": cutlass,
             "enable_rammer": rammer,
         }
+        if open_sizes:
+            if profile or keep_times or verify or trace is not None:
+                raise OptionError(
+                    "--open goes without --profile, --keep-times, --verify and --trace.", "leave them out"
+                )
+            settings: dict[str, Any] = {key: value for key, value in switches.items() if value is not None}
+            steps.begin("building variants")
+            several = relay.build_open(
+                common.load_model(model, batch),
+                common.parse_open(open_sizes),
+                target,
+                shape=common.parse_shapes(shape) or None,
+                progress=steps.detail,
+                **settings,
+            )
+            several.export_library(output)
+            for path in report or []:
+                several.report.save(path)
+            typer.echo(several.report.to_json() if as_json else f"{several.report}\nwrote {output}")
+            return
         library = _build(steps, model, shape, target, batch, verify=verify, **switches)
         if profile or keep_times:
             steps.begin("measuring each operator")
@@ -131,10 +154,14 @@ def run(
         else:
             library = _build(steps, model, shape, target)
         steps.begin("running")
-        module = library["default"]()
+        module: Any = library["default"]()
         module.set_input(**common.read_inputs(input or []))
         unset = [spec for spec in library.inputs if not module.has_input(spec.name)]
-        module.run(**random_inputs(unset, seed))
+        sizes = common.parse_shapes(shape)
+        drawn = [replace(spec, shape=tuple(sizes[spec.name])) if spec.name in sizes else spec for spec in unset]
+        module.run(**random_inputs(drawn, seed))
+    if isinstance(library, relay.OpenLibrary) and not as_json:
+        typer.echo(f"ran as {' + '.join(library.name_of(part) for part in module.parts())}", err=True)
     results = [module.get_output(index).numpy() for index in range(module.get_num_outputs())]
     names = [spec.name for spec in library.outputs]
     if output is not None:

@@ -51,6 +51,11 @@ Rammer = Annotated[
     bool | None, typer.Option("--rammer/--no-rammer", help="One schedule of many operators (CPUs, CUDA). Default: off.")
 ]
 
+Open = Annotated[
+    list[str] | None,
+    typer.Option("--open", metavar="DIM=SIZES", help="A dimension that stays open: batch=1:32, or seq=16,64,128."),
+]
+
 # --- reading arguments -----------------------------------------------------------------------------------------------
 InputShapes = dict[str, list[int]]
 
@@ -69,6 +74,19 @@ def _parse_shape(text: str) -> tuple[str, list[int]]:
             f"--shape {text!r} is not of the form NAME=SIZE,SIZE,...", "write e.g. --shape input=1,3,224,224"
         )
     return name, [int(number) for number in numbers]
+
+
+def parse_open(texts: Sequence[str] | None) -> dict[str, tuple[int, int] | list[int]]:
+    """``["batch=1:32", "seq=16,64"]`` as `relay.build_open` takes it; raises OptionError for anything else."""
+    found: dict[str, tuple[int, int] | list[int]] = {}
+    for text in texts or ():
+        name, _, sizes = text.rpartition("=")
+        low, colon, high = sizes.partition(":")
+        numbers = [low, high] if colon else sizes.split(",")
+        if not name or not all(number.strip().isdigit() for number in numbers):
+            raise OptionError(f"--open {text!r} is not known.", "write e.g. --open batch=1:32 or --open seq=16,64,128")
+        found[name] = (int(low), int(high)) if colon else [int(number) for number in numbers]
+    return found
 
 
 def load_model(model: str, batch: int = 1) -> Any:

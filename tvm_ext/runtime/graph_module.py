@@ -152,7 +152,7 @@ class GraphModule:
                 self._set(inputs)
             self._turns.check_inputs()
             if self._main is None:
-                self._main = self.vm["main"]
+                self._main = self.vm[self._library.entry]
             if self._arguments is None:
                 self._arguments = self.arguments()
             self._result, self._outputs = self._main(*self._arguments), None
@@ -198,7 +198,7 @@ class GraphModule:
         """
         with self._one_thread:
             self._set(inputs)
-            function = "main" if func_name == "run" else func_name
+            function = self._library.entry if func_name in ("run", "main") else func_name
             timer = self.vm.time_evaluator(
                 function, device or self.device, number=number, repeat=repeat, min_repeat_ms=min_repeat_ms
             )

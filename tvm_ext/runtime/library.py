@@ -82,6 +82,8 @@ class Library:
         The `BuildReport`; `profile` puts measured times into it.
     cpu
         The `CpuNeeds` of the code.
+    entry
+        The function of the VirtualMachine that runs the model.
     executable
         TVM's own executable (or the loaded module, for a library that was loaded). Its kernels are linked already, so
         that it cannot be exported by itself.
@@ -93,8 +95,10 @@ class Library:
         signature: Signature,
         file: tuple[Path, str] | None = None,
         code: ExportParts | None = None,
+        entry: str = "main",
     ) -> None:
         self.executable = executable
+        self.entry = entry
         self._code = code
         self.inputs, self.outputs, self.report = signature.inputs, signature.outputs, signature.report
         self.cpu = signature.cpu
@@ -107,13 +111,7 @@ class Library:
 
         ``file``: where it was, and its digest.
         """
-        function = module.get_function(METADATA_FUNCTION, query_imports=True) if _has_metadata(module) else None
-        if function is None:
-            raise ExportError(
-                "this module was not exported by tvm_ext: it carries no description of its inputs.",
-                "use tvm.relax.VirtualMachine for it, or export it with tvm_ext's export_library",
-            )
-        return cls(module, serialise.from_json(Signature, str(function())), file)
+        return cls(module, serialise.from_json(Signature, metadata_of(module)), file)
 
     def __getitem__(self, name: str) -> Callable[..., GraphModule]:
         if name != "default":
@@ -240,7 +238,7 @@ class Library:
         """
         module = GraphModule(self, device)
         module.run(**(random_inputs(self.inputs) if inputs is None else inputs))  # a warm-up: pages, thread pool
-        runs = [_profile_once(module.vm, module.arguments()) for _ in range(repeat)]
+        runs = [_profile_once(module.vm, self.entry, module.arguments()) for _ in range(repeat)]
         seconds = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
         whole = module.benchmark(number=1, repeat=repeat)
         schedules = self._measured_schedules(module.run, repeat)
@@ -256,13 +254,19 @@ class Library:
         return measured_runs(_modules(getattr(self.executable, "mod", self.executable)), symbols, run, repeat)
 
 
-def load(path: str | Path) -> Library:
-    """Load a library that `Library.export_library` wrote; raises ExportError where it is not one, or was changed.
+def metadata_of(module: tvm.runtime.Module) -> str:
+    """What an exported module says of itself; raises ExportError for a foreign one."""
+    function = module.get_function(METADATA_FUNCTION, query_imports=True) if _has_metadata(module) else None
+    if function is None:
+        raise ExportError(
+            "this module was not exported by tvm_ext: it carries no description of its inputs.",
+            "use tvm.relax.VirtualMachine for it, or export it with tvm_ext's export_library",
+        )
+    return str(function())
 
-    What is loaded is the file as it is now: it may be exported again, changed or deleted afterwards.
 
-    Raises UnsupportedEnvironmentError where it holds CUDA kernels and this machine has no CUDA driver or runtime.
-    """
+def load_module(path: str | Path) -> tuple[tvm.runtime.Module, tuple[Path, str]]:
+    """The module in a file that `Library.export_library` wrote, and the file with its digest; errors as of `load`."""
     path = Path(path)
     if not path.is_file():
         raise ExportError(f"there is no file {path}.", "check the path")
@@ -277,7 +281,7 @@ def load(path: str | Path) -> Library:
     except (RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise ExportError(f"{path} cannot be loaded: {reason}", "export it again, with the same TVM") from error
-    return Library.from_module(module, (path.absolute(), digest))
+    return module, (path.absolute(), digest)
 
 
 def _open(copy: Path, path: Path) -> Module:
@@ -315,8 +319,8 @@ def _has_metadata(module: tvm.runtime.Module) -> bool:
     return bool(module.implements_function(METADATA_FUNCTION, query_imports=True))
 
 
-def _profile_once(vm: ThreadSafeMachine, arguments: Sequence[Any]) -> dict[str, float]:
-    """Mean seconds per call of every function that one run of ``main`` calls."""
+def _profile_once(vm: ThreadSafeMachine, entry: str, arguments: Sequence[Any]) -> dict[str, float]:
+    """Mean seconds per call of every function that one run of ``entry`` calls."""
     seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
     calls: collections.Counter[str] = collections.Counter()
     start = [0.0]
@@ -330,6 +334,6 @@ def _profile_once(vm: ThreadSafeMachine, arguments: Sequence[Any]) -> dict[str, 
         return 0  # VMInstrumentReturnKind.NO_OP
 
     vm.set_instrument(instrument)
-    vm["main"](*arguments)
+    vm[entry](*arguments)
     vm.set_instrument(lambda *_: 0)
     return {name: seconds[name] / calls[name] for name in calls}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import onnx
 from tvm_ext import relay
 from tvm_ext.errors import InputError, ModelError, OptionError
 from tvm_ext.options import BuildOptions
+from tvm_ext.relay_passes.batching.prove import ModelAt
 from tvm_ext.relay_passes.onnx.bind_inputs import declared_dims
 from tvm_ext.relay_passes.onnx.load import load_onnx
 from tvm_ext.runtime.graph_module import TensorSpec
@@ -93,8 +95,9 @@ class InferenceSession:
     """Runs a model as ``onnxruntime.InferenceSession`` does.
 
     A model of static shapes is compiled at once, one with open dimensions for each combination of shapes when it first
-    comes (up to `pieces.MOST_VARIANTS`); the kernel cache makes later sessions start faster. What the import refuses
-    runs in ONNX Runtime, if that is installed; `report` says what, and why. Several threads may call `run` at once.
+    comes (up to `pieces.MOST_VARIANTS`). A batch that is no power of two runs in parts that are, where a proof finds
+    that its elements do not meet. The kernel cache makes later sessions start faster. What the import refuses runs in
+    ONNX Runtime, if that is installed; `report` says what, and why. Several threads may call `run` at once.
 
     Parameters
     ----------
@@ -125,8 +128,10 @@ class InferenceSession:
         provider_options: Sequence[Mapping[str, Any]] | None = None,
         *,
         enable_fallback: bool = True,
-        **_other: Any,
+        **other: Any,
     ) -> None:
+        if other:
+            warnings.warn(f"arguments without a meaning here: {', '.join(other)}", UserWarning, stacklevel=2)
         self._options = sess_options if sess_options is not None else SessionOptions()
         self._target = _target_of(providers)
         self._falls_back = enable_fallback
@@ -137,7 +142,7 @@ class InferenceSession:
         else:
             self._open_model(load_onnx(path_or_bytes))
 
-    def _open_library(self, library: Library) -> None:
+    def _open_library(self, library: Library | relay.OpenLibrary) -> None:
         self._inputs, self._outputs = (list(map(_argument, specs)) for specs in (library.inputs, library.outputs))
         self._pieces: list[CompiledPiece | RuntimePiece] = []
         self._variant: CompiledVariant | None = CompiledVariant(library)
@@ -172,7 +177,13 @@ class InferenceSession:
         threads = int(self._options.intra_op_num_threads)
         if piece.refused:
             return RuntimePiece(piece, f"cannot be compiled: {', '.join(piece.refused)}", threads)
-        return CompiledPiece(piece, self._build, may_fall_back=lambda: self._falls_back, threads=threads)
+        return CompiledPiece(
+            piece,
+            self._build,
+            lambda size, shapes: ModelAt.of(size, *relay.frontend.from_onnx(piece.model, shape=shapes)),
+            may_fall_back=lambda: self._falls_back,
+            threads=threads,
+        )
 
     def _build(self, model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Library:
         mod, params = relay.frontend.from_onnx(model, shape=shapes)
@@ -299,10 +310,9 @@ class InferenceSession:
         """Which pieces of the model are compiled, for which shapes, with their build reports; what is not, and why."""
         if self._variant is None:
             return SessionReport(pieces=tuple(piece.report() for piece in self._pieces))
-        library = self._variant.library
-        shapes = tuple(tuple(int(n) for n in spec.shape or () if isinstance(n, int)) for spec in library.inputs)
-        count = sum(own.calls for own in library.report.operators)
-        piece = PieceReport(engine="tvm_ext", reason="", operators=count, builds=((shapes, library.report),))
+        builds = self._variant.builds
+        count = sum(own.calls for own in builds[0][1].operators)
+        piece = PieceReport(engine="tvm_ext", reason="", operators=count, builds=builds)
         return SessionReport(pieces=(piece,))
 
 

@@ -16,10 +16,13 @@ import onnx
 
 from tvm_ext.errors import CompileError, IllegalRewrite, InputError, ModelError, UnsupportedEnvironmentError
 from tvm_ext.reports.report import BuildReport
-from tvm_ext.runtime.graph_module import GraphModule
+from tvm_ext.runtime.batches import cut, join
+from tvm_ext.runtime.graph_module import GraphModule, TensorSpec
 from tvm_ext.runtime.library import Library
+from tvm_ext.runtime.open_library import OpenLibrary, OpenModule
 from tvm_ext.support.arrays import Array
 
+from .divisions import DividedRun, Divisions, InputSizes, ModelOf
 from .partition import Piece
 
 MOST_VARIANTS = 16
@@ -28,7 +31,6 @@ MOST_VARIANTS = 16
 BUILD_ERRORS = (ModelError, InputError, IllegalRewrite, CompileError)
 """What compiling a piece may raise for the model's sake."""
 
-InputSizes = tuple[tuple[int, ...], ...]
 Build = Callable[[onnx.ModelProto, Mapping[str, Sequence[int]]], Library]
 
 
@@ -60,17 +62,29 @@ class SessionReport:
 class CompiledVariant:
     """A library; each thread runs a `GraphModule` of its own, which share code and constants."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library | OpenLibrary) -> None:
         self.library = library
         self._own = threading.local()
 
+    @property
+    def builds(self) -> tuple[tuple[InputSizes, BuildReport], ...]:
+        """The build report of each variant by the shapes of its inputs."""
+        library = self.library
+        if isinstance(library, OpenLibrary):
+            return tuple((_sizes(own.signature.inputs), own.signature.report) for own in library.variants)
+        return ((_sizes(library.inputs), library.report),)
+
     def run(self, feed: Mapping[str, Any]) -> list[Array]:
         """The outputs as arrays that nothing else refers to."""
-        module: GraphModule | None = getattr(self._own, "module", None)
+        module: GraphModule | OpenModule | None = getattr(self._own, "module", None)
         if module is None:
-            module = self._own.module = GraphModule(self.library)
+            module = self._own.module = self.library["default"]()
         module.run(**feed)
         return [_as_array(module.get_output(index)) for index in range(len(self.library.outputs))]
+
+
+def _sizes(specs: Sequence[TensorSpec]) -> InputSizes:
+    return tuple(tuple(int(n) for n in spec.shape or () if isinstance(n, int)) for spec in specs)
 
 
 def _as_array(tensor: Any) -> Array:
@@ -84,10 +98,16 @@ def _as_array(tensor: Any) -> Array:
 
 
 class CompiledPiece:
-    """A piece that is compiled for each combination of its inputs' shapes when that first comes."""
+    """A piece that is compiled for each combination of its inputs' shapes when that first comes.
 
-    def __init__(self, piece: Piece, build: Build, *, may_fall_back: Callable[[], bool], threads: int) -> None:
+    A batch that `Divisions` may divide runs in parts instead, so that few sizes are compiled.
+    """
+
+    def __init__(
+        self, piece: Piece, build: Build, model_of: ModelOf, *, may_fall_back: Callable[[], bool], threads: int
+    ) -> None:
         self.piece = piece
+        self._divisions = Divisions(piece, model_of)
         self._build, self._may_fall_back, self._threads = build, may_fall_back, threads
         self._variants: collections.OrderedDict[InputSizes, CompiledVariant] = collections.OrderedDict()
         self._lock = threading.Lock()
@@ -101,7 +121,7 @@ class CompiledPiece:
             engine="tvm_ext",
             reason="" if self._runtime is None else f"beyond {MOST_VARIANTS} shapes in ONNX Runtime",
             operators=len(self.piece.model.graph.node),
-            builds=tuple((shapes, own.library.report) for shapes, own in self._variants.items()),
+            builds=tuple((shapes, report) for shapes, own in self._variants.items() for _, report in own.builds),
         )
 
     @property
@@ -113,18 +133,43 @@ class CompiledPiece:
         self._variant(tuple(tuple(shapes[name]) for name in self.piece.inputs))
 
     def run(self, feed: Mapping[str, Any]) -> list[Array]:
-        variant = self._variant(tuple(tuple(np.shape(feed[name])) for name in self.piece.inputs))
-        return variant.run(feed)
+        shapes = tuple(tuple(np.shape(feed[name])) for name in self.piece.inputs)
+        variant = self._known(shapes)
+        division = self._division(shapes) if variant is None else None
+        if division is None:
+            return (variant or self._variant(shapes)).run(feed)
+        names = self.piece.inputs
+        parts = cut([feed[name] for name in names], division.axes, division.sizes)
+        return join(
+            [
+                self._variant(own).run(dict(zip(names, part, strict=True)))
+                for own, part in zip(division.shapes, parts, strict=True)
+            ],
+            division.axes,
+        )
 
-    def _variant(self, shapes: InputSizes) -> CompiledVariant | RuntimePiece:
-        with self._lock:  # a second thread with the same new shapes waits for the first one's build
+    def _division(self, shapes: InputSizes) -> DividedRun | None:
+        with self._lock:
+            return None if self._runtime is not None and not self._variants else self._divisions.of(shapes)
+
+    def _known(self, shapes: InputSizes) -> CompiledVariant | None:
+        with self._lock:
             known = self._variants.get(shapes)
             if known is not None:
                 self._variants.move_to_end(shapes)
-                return known
+            return known
+
+    def _variant(self, shapes: InputSizes) -> CompiledVariant | RuntimePiece:
+        known = self._known(shapes)
+        if known is not None:
+            return known
+        with self._lock:  # a second thread with the same new shapes waits for the first one's build
+            if shapes in self._variants:
+                return self._variants[shapes]
             if self._runtime is not None:
                 return self._runtime
             if self._built >= MOST_VARIANTS and self._may_fall_back() and onnx_runtime() is not None:
+                warnings.warn(f"ONNX Runtime runs shapes beyond the first {MOST_VARIANTS}", UserWarning, stacklevel=5)
                 self._runtime = RuntimePiece(self.piece, f"more than {MOST_VARIANTS} shapes", self._threads)
                 return self._runtime
             try:

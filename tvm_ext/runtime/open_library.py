@@ -1,0 +1,395 @@
+"""A library with open dimensions: variants of one model for several sizes, chosen when it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+from tvm_ext.errors import InputError
+from tvm_ext.records import serialise
+from tvm_ext.records.batching import OpenDimension
+from tvm_ext.reports.report import BuildReport
+from tvm_ext.reports.text import format_time
+from tvm_ext.support.arrays import Array, aligned_empty
+
+from .batches import cut, join
+from .export import export_again, export_executable
+from .graph_module import Dimension, GraphModule, TensorSpec, find_spec
+from .library import ExportParts, Library, Signature, load_module, metadata_of
+from .machine import OneThread, ThreadSafeMachine, Turns
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Executable, Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One variant of a library: the name of its function, a size for each open dimension, and what a build says."""
+
+    name: str
+    sizes: tuple[int, ...]
+    signature: Signature
+
+    @property
+    def predicted_s(self) -> float:
+        """Predicted seconds of a run, as far as its operators have predictions."""
+        return sum(operator.total_s or 0.0 for operator in self.signature.report.operators)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenSignature:
+    """What travels inside an exported library with open dimensions beside the code."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    dimensions: tuple[OpenDimension, ...]
+    variants: tuple[Variant, ...]
+
+    @classmethod
+    def of(cls, dimensions: Sequence[OpenDimension], variants: Sequence[Variant]) -> OpenSignature:
+        """Of ``variants``, whose inputs and outputs differ in the extents of ``dimensions`` alone."""
+        inputs, outputs = (
+            tuple(_open_spec(specs, dimensions, variants) for specs in zip(*every, strict=True))
+            for every in (
+                [own.signature.inputs for own in variants],
+                [own.signature.outputs for own in variants],
+            )
+        )
+        return cls(inputs=inputs, outputs=outputs, dimensions=tuple(dimensions), variants=tuple(variants))
+
+
+def _open_spec(
+    specs: Sequence[TensorSpec], dimensions: Sequence[OpenDimension], variants: Sequence[Variant]
+) -> TensorSpec:
+    """One tensor's spec of those that variants have, with ``batch`` or ``2*batch`` where its extent differs."""
+    if any(spec.shape is None for spec in specs):
+        return specs[0]
+    extents = zip(*(spec.shape or () for spec in specs), strict=True)
+    return replace(specs[0], shape=tuple(_open_extent(own, dimensions, variants) for own in extents))
+
+
+def _open_extent(
+    extents: Sequence[Dimension], dimensions: Sequence[OpenDimension], variants: Sequence[Variant]
+) -> Dimension:
+    if len(set(extents)) == 1:
+        return extents[0]
+    for place, dimension in enumerate(dimensions):
+        sizes = [own.sizes[place] for own in variants]
+        factor = int(extents[0]) // sizes[0]
+        if all(extent == factor * size for extent, size in zip(extents, sizes, strict=True)):
+            return dimension.name if factor == 1 else f"{factor}*{dimension.name}"
+    return "?"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenReport:
+    """The open dimensions, the variants with the report of each one's build, and which a size runs."""
+
+    dimensions: tuple[OpenDimension, ...]
+    variants: tuple[Variant, ...]
+
+    def of(self, *sizes: int) -> BuildReport:
+        """The build report of the variant for ``sizes``; raises InputError where there is none."""
+        return _variant(self.variants, self.dimensions, sizes).signature.report
+
+    def to_json(self) -> str:
+        """As `Library.export_library` keeps it."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    def save(self, path: str | Path) -> None:
+        """Write the reports of all variants atomically, as JSON."""
+        from tvm_ext.support.files import write_atomically
+
+        write_atomically(path, (self.to_json() + "\n").encode())
+
+    def __str__(self) -> str:
+        own = self.variants[0].signature.report
+        lines = [f"{own.model} for {own.device}: {len(self.variants)} variants in one library"]
+        for dimension in self.dimensions:
+            sizes = ", ".join(map(str, dimension.sizes))
+            if dimension.axes is None:
+                lines.append(f"{dimension.name}: {sizes}; no other size: {dimension.reason}")
+            else:
+                odd = _of_most_parts(dimension)
+                parts = " + ".join(map(str, dimension.parts(odd)))
+                lines.append(f"{dimension.name}: {sizes}; up to {dimension.largest} divided, {odd} = {parts}")
+        lines += [f"{variant.name}: predicted {format_time(variant.predicted_s)}" for variant in self.variants]
+        return "\n".join(lines)
+
+
+def _of_most_parts(dimension: OpenDimension) -> int:
+    """The size that is divided into most parts, for an example."""
+    sizes = range(1, dimension.largest + 1)
+    return max(sizes, key=lambda size: (len(dimension.parts(size)), size))
+
+
+class OpenLibrary:
+    """A built model with open dimensions, which `relay.build_open` makes.
+
+    ``lib["default"](device)`` gives an `OpenModule`, which runs any size that the dimensions allow.
+
+    Attributes
+    ----------
+    inputs, outputs
+        `TensorSpec` of each, with the names of open dimensions in their shapes.
+    dimensions, variants
+        `OpenDimension` and `Variant` of each. The function of a variant in the Relax VirtualMachine has its name.
+    report
+        The `OpenReport`.
+    executable
+        As of `Library`.
+    """
+
+    def __init__(
+        self,
+        executable: Executable,
+        signature: OpenSignature,
+        file: tuple[Path, str] | None = None,
+        code: ExportParts | None = None,
+    ) -> None:
+        self.executable, self._file, self._code = executable, file, code
+        self.inputs, self.outputs = signature.inputs, signature.outputs
+        self.dimensions, self.variants = signature.dimensions, signature.variants
+        self._libraries = {own.sizes: Library(executable, own.signature, entry=own.name) for own in signature.variants}
+
+    @property
+    def report(self) -> OpenReport:
+        return OpenReport(dimensions=self.dimensions, variants=self.variants)
+
+    def __getitem__(self, name: str) -> Callable[..., OpenModule]:
+        if name != "default":
+            raise InputError(f"the library has no entry {name!r}.", 'use lib["default"](device), or lib.variant(sizes)')
+        return lambda device=None: OpenModule(self, device)
+
+    def variant(self, *sizes: int) -> Library:
+        """The variant for ``sizes``, one for each open dimension, as a library; raises InputError where there is none.
+
+        It shares code and constants with this one, and cannot be exported by itself.
+        """
+        return self._libraries[_variant(self.variants, self.dimensions, sizes).sizes]
+
+    def name_of(self, sizes: Sequence[int]) -> str:
+        """The name of the variant for ``sizes``; raises InputError where there is none."""
+        return _variant(self.variants, self.dimensions, sizes).name
+
+    def vm(self, device: tvm.runtime.Device | None = None) -> ThreadSafeMachine:
+        """A Relax VirtualMachine with a function for each variant, by its name; as `Library.vm`."""
+        return self._libraries[self.variants[0].sizes].vm(device)
+
+    def parts(self, sizes: Sequence[int]) -> list[tuple[int, ...]]:
+        """The sizes of the variants that run ``sizes``, in order: several where one dimension is divided.
+
+        Raises InputError for sizes that cannot run, naming those that can.
+        """
+        found: list[tuple[int, ...]] = [()]
+        for dimension, size in zip(self.dimensions, sizes, strict=True):
+            parts = dimension.parts(size)
+            if not parts:
+                raise InputError(*_no_size(dimension, size))
+            found = [(*before, part) for before in found for part in parts]
+        return found
+
+    def sizes_of(self, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+        """The size of each open dimension, as inputs of ``shapes`` have it."""
+        return tuple(
+            next(
+                (
+                    int(shapes[spec.name][axis])
+                    for spec in self.inputs
+                    for axis, name in enumerate(spec.shape or ())
+                    if name == dimension.name
+                ),
+                dimension.sizes[0],  # the one that it has
+            )
+            for dimension in self.dimensions
+        )
+
+    def export_library(self, path: str | Path) -> None:
+        """Write one shared library with all variants, as `Library.export_library` does with one."""
+        if self._file is not None:
+            export_again(self._file[0], path, self._file[1])
+            return
+        signature = OpenSignature(
+            inputs=self.inputs, outputs=self.outputs, dimensions=self.dimensions, variants=self.variants
+        )
+        metadata = serialise.to_json(signature)
+        constant_bytes = sum(own.signature.report.constant_bytes for own in self.variants)
+        again = self._code.link_again if self._code is not None else None
+        executable, objects = (again(), self._code.objects) if self._code and again else (self.executable, ())
+        export_executable(executable, metadata, Path(path), constant_bytes + len(metadata), objects)
+
+
+def load(path: str | Path) -> Library | OpenLibrary:
+    """Load a library that ``export_library`` wrote; raises ExportError where it is not one, or was changed.
+
+    What is loaded is the file as it is now: it may be exported again, changed or deleted afterwards.
+
+    Raises UnsupportedEnvironmentError where it holds CUDA kernels and this machine has no CUDA driver or runtime.
+    """
+    module, file = load_module(path)
+    metadata = metadata_of(module)
+    if "variants" in json.loads(metadata):
+        return OpenLibrary(module, serialise.from_json(OpenSignature, metadata), file)
+    return Library(module, serialise.from_json(Signature, metadata), file)
+
+
+class OpenModule:
+    """A library with open dimensions on one device, for one thread at a time: `GraphModule` for any size.
+
+    A size that no variant has runs in parts, one after the other. Threads that work side by side take one each.
+    """
+
+    def __init__(self, library: OpenLibrary, device: tvm.runtime.Device | None = None) -> None:
+        self.device = device if device is not None else tvm.cpu()
+        self.inputs = library.inputs
+        self._library = library
+        self._modules: dict[tuple[int, ...], GraphModule] = {}
+        self._values: dict[str, Array] = {}
+        self._ran: GraphModule | None = None  # what has the outputs of a run of one part
+        self._outputs: list[Tensor] | None = None
+        self._given: GraphModule | None = None  # what has the present values as its inputs
+        self._one_thread, self._turns = OneThread(), Turns()
+
+    def set_input(self, key: str | int | None = None, value: Any = None, **inputs: Any) -> None:
+        """Set one input by name or index, or several by keyword; they are copied.
+
+        Raises InputError for an unknown name, and for a rank, dtype or fixed extent other than the input's.
+        """
+        given: dict[str | int, Any] = {}
+        given.update(inputs)
+        if key is not None:
+            given[key] = value
+        with self._one_thread:
+            self._set(given)
+
+    def _set(self, given: Mapping[Any, Any]) -> None:
+        checked = {}
+        for key, value in given.items():
+            spec = self.inputs[key] if isinstance(key, int) else find_spec(self.inputs, key)
+            checked[spec.name] = _copied(spec, value)
+        if checked:
+            self._values.update(checked)
+            self._given = None
+        for name in checked:
+            self._turns.has_set(name)
+
+    def has_input(self, key: str | int) -> bool:
+        """Whether input ``key`` has a value."""
+        spec = self.inputs[key] if isinstance(key, int) else find_spec(self.inputs, key)
+        return spec.name in self._values
+
+    def run(self, **inputs: Any) -> None:
+        """Run once, after setting ``inputs``.
+
+        Raises InputError for inputs that were never set or whose sizes differ, and for a size that cannot run.
+        """
+        with self._one_thread:
+            self._set(inputs)
+            self._turns.check_inputs()
+            missing = [spec for spec in self.inputs if spec.name not in self._values]
+            if missing:
+                raise InputError(
+                    "input(s) without a value: " + "; ".join(map(str, missing)) + ".",
+                    "set them with set_input(name, value) or run(name=value)",
+                )
+            parts = self.parts()
+            if len(parts) == 1:
+                self._run_whole(self._module(parts[0]))
+            else:
+                self._run_parts(parts)
+            self._turns.has_run()
+
+    def parts(self) -> list[tuple[int, ...]]:
+        """The sizes of the variants that the present inputs run through, in order."""
+        return self._library.parts(self._library.sizes_of({name: own.shape for name, own in self._values.items()}))
+
+    def _run_whole(self, module: GraphModule) -> None:
+        if self._given is not module:
+            module.set_input(**{name: tvm_ffi.from_dlpack(value) for name, value in self._values.items()})
+            self._given = module
+        module.run()
+        self._ran, self._outputs = module, None
+
+    def _run_parts(self, parts: Sequence[tuple[int, ...]]) -> None:
+        place, dimension = next(
+            (place, own) for place, own in enumerate(self._library.dimensions) if own.axes is not None
+        )
+        assert dimension.axes is not None
+        values = [self._values[spec.name] for spec in self.inputs]
+        results = []
+        for sizes, own in zip(parts, cut(values, dimension.axes, [sizes[place] for sizes in parts]), strict=True):
+            module = self._module(sizes)
+            module.run(**{spec.name: value for spec, value in zip(self.inputs, own, strict=True)})
+            results.append([np.from_dlpack(module.get_output(at)) for at in range(module.get_num_outputs())])
+        self._outputs = [tvm_ffi.from_dlpack(value) for value in join(results, dimension.axes)]
+        self._ran = self._given = None
+
+    def _module(self, sizes: tuple[int, ...]) -> GraphModule:
+        if sizes not in self._modules:
+            self._modules[sizes] = GraphModule(self._library.variant(*sizes), self.device)
+        return self._modules[sizes]
+
+    def get_num_inputs(self) -> int:
+        return len(self.inputs)
+
+    def get_num_outputs(self) -> int:
+        return len(self._library.outputs)
+
+    def get_output(self, index: int = 0, out: Any = None) -> Any:
+        """Output ``index`` of the last run, as `GraphModule.get_output` gives it."""
+        with self._one_thread:
+            self._turns.check_outputs()
+            if self._ran is not None:
+                return self._ran.get_output(index, out)
+            if self._outputs is None:
+                raise InputError("there are no outputs yet.", "call run() first")
+            result = self._outputs[index]
+            if out is None:
+                return result
+            if not isinstance(out, np.ndarray):
+                return result.copyto(out)
+            np.copyto(out, np.from_dlpack(result), casting="no")
+            return out
+
+
+def _copied(spec: TensorSpec, value: Any) -> Array:
+    if not isinstance(value, np.ndarray):
+        value = np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value, spec.dtype)
+    if not spec.accepts(value.shape, str(value.dtype)):
+        given = "x".join(map(str, value.shape)) or "scalar"
+        raise InputError(
+            f"input {spec.name!r} expects {str(spec).split(': ')[1]}, but was given {given} {value.dtype}.",
+            "pass an array of that shape and type",
+        )
+    copied = aligned_empty(value.shape, value.dtype)
+    copied[...] = value
+    return copied
+
+
+def _no_size(dimension: OpenDimension, size: int) -> tuple[str, str]:
+    sizes = ", ".join(map(str, dimension.sizes))
+    if dimension.axes is not None:
+        return (
+            f"dimension {dimension.name!r} is {size}, and the library runs 1 to {dimension.largest}.",
+            "divide the batch, or build the library for a larger range",
+        )
+    return (
+        f"dimension {dimension.name!r} is {size}, and the library has variants for {sizes} ({dimension.reason}).",
+        "build it for this size, too, or use tvm_ext.InferenceSession, which compiles shapes as they come",
+    )
+
+
+def _variant(variants: Sequence[Variant], dimensions: Sequence[OpenDimension], sizes: Sequence[int]) -> Variant:
+    found = next((own for own in variants if own.sizes == tuple(sizes)), None)
+    if found is None:
+        names = ", ".join(own.name for own in dimensions)
+        known = "; ".join(", ".join(map(str, own.sizes)) for own in variants)
+        raise InputError(f"there is no variant for ({names}) = {tuple(sizes)}.", f"the variants are: {known}")
+    return found
