@@ -88,7 +88,8 @@ class WinogradPart(KernelPart[WinogradTile]):
             raise IllegalRewrite(f"{self.group.anchor.name} has no {tile}")
         device = self.context.device
         kind = outer_kind(ranked[tile], device)
-        kernel = emit_winograd(self.conv, self.group.epilogue, tile, self.context.operator.params, kind)
+        params, asks_ahead = self.context.operator.params, self.clock.asks_ahead(tile)
+        kernel = emit_winograd(self.conv, self.group.epilogue, tile, params, kind, asks_ahead=asks_ahead)
         form = Form(
             path="rtile",
             statements=(*fill_border(self.group.border, device), kernel.statement),

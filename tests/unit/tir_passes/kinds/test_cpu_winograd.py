@@ -14,6 +14,7 @@ from tvm_ext._tvm import IRModule
 from tvm_ext.analysis.computations import read_operator
 from tvm_ext.analysis.tile_workload import KERNELS
 from tvm_ext.analysis.winograd import find_convolution
+from tvm_ext.cost.winograd_time import WinogradClock
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import IllegalRewrite, OptionError
 from tvm_ext.options import BuildOptions
@@ -168,6 +169,27 @@ def test_images_of_few_pixels_read_the_smaller_weights():
     few, many = (convolution(1, 512, 512, size, size) for size in (2, 14))
     assert not isinstance(part_of(few), cpu_winograd.WinogradPart)
     assert isinstance(part_of(many), cpu_winograd.WinogradPart)
+
+
+def test_weights_of_memory_are_read_once_and_asked_for():
+    """16.8 MB: a core for each half of the filters, and no two that read all of them."""
+    part = part_of(convolution(1, 512, 512, 7, 7))
+    tile = part._ranked[0][0]
+    assert tile.parts == WIDE.unit_count
+    assert tile.tiles >= 16, "all of the image's tiles in one task"
+    assert part.clock.asks_ahead(tile)
+    inside = part_of(convolution(1, 64, 64, 56, 56))
+    assert not inside.clock.asks_ahead(inside._ranked[0][0])
+
+
+def test_values_where_weights_are_asked_for(always, rng, monkeypatch):
+    monkeypatch.setattr(WinogradClock, "asks_ahead", lambda *_: True)
+    shape = (1, 32, 64, 5, 7)
+    data, weights, bias = arrays_of(rng, *shape)
+    kernel, choice = constructed_with(convolution(*shape), "auto")
+    assert "llvm.prefetch" in kernel.script()
+    wanted = expected(data, weights, bias)
+    assert error(run(kernel, choice, [data, weights, bias], wanted.shape, "float32"), wanted) < 5e-6
 
 
 def test_the_report_says_what_direct_sums_would_take():
