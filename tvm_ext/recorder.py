@@ -139,11 +139,11 @@ def phases_of(watch: Stopwatch, clock: PassClock, import_s: float | None) -> tup
     the other 0.5 s. Where the clock did not run (the user's own instruments did), nothing is set apart.
     """
     first = [] if import_s is None else [Phase(name="import", seconds=import_s)]
-    phases = first + [part for phase in watch.phases for part in _apart(phase, clock)]
     totals: dict[str, float] = {}
-    for phase in phases:  # a build that was done twice has each of them twice
+    for phase in watch.phases:  # a build of several variants, or one that was done twice, has each of them repeatedly
         totals[phase.name] = totals.get(phase.name, 0.0) + phase.seconds
-    return tuple(Phase(name=name, seconds=seconds) for name, seconds in totals.items())
+    phases = [Phase(name=name, seconds=seconds) for name, seconds in totals.items()]
+    return (*first, *(part for phase in phases for part in _apart(phase, clock)))
 
 
 def _apart(phase: Phase, clock: PassClock) -> list[Phase]:

@@ -29,7 +29,16 @@ from tvm_ext.errors import InputError, OptionError
 from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions, usable_core_count
 from tvm_ext.pass_pipeline import BuildPlan, kernel_passes, operator_pipeline, plan_build
-from tvm_ext.records.build_profile import BINDING, CONSTRUCTING, GENERATING, LOWERING, TUNING, VERIFYING, Stopwatch
+from tvm_ext.records.build_profile import (
+    BINDING,
+    CONSTRUCTING,
+    GENERATING,
+    LOWERING,
+    PROVING,
+    TUNING,
+    VERIFYING,
+    Stopwatch,
+)
 from tvm_ext.records.rammer import RAMMER
 from tvm_ext.records.tuned import TuneLike, TuningBudget, TuningRecord, TuningRequest
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
@@ -49,7 +58,7 @@ from tvm_ext.runtime.open_library import OpenLibrary, OpenModule, OpenSignature,
 from tvm_ext.runtime.signature import input_specs, output_specs, spec_of
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.support.pass_clock import PassClock, timed_context
-from tvm_ext.support.shared_constants import ConstantStore, sharing
+from tvm_ext.support.shared_constants import ConstantStore, shared, sharing
 from tvm_ext.tir_passes.construct_kernels import kernel_context
 from tvm_ext.toolchains.code_generation import GeneratedCode, UnusableCodeError, can_link, generate, generate_whole
 from tvm_ext.toolchains.rocm_toolchain import enable_rocm
@@ -164,10 +173,9 @@ def build_open(
     progress: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> OpenLibrary:
-    """Compile an ONNX model for a CPU into one library whose named dimensions stay open.
+    """Compile an ONNX model for a CPU into one library whose named dimensions stay open: variants for some sizes.
 
-    The library holds a variant for some sizes, which share their constants where kernels lay them out alike. A range is
-    built in powers of two if a proof finds that elements of the dimension do not meet: 13 then runs as 8 + 4 + 1.
+    A range is built in powers of two if a proof finds that elements do not meet: 13 then runs as 8 + 4 + 1.
 
     Parameters
     ----------
@@ -186,30 +194,27 @@ def build_open(
     InputError
         for an unknown dimension, and for a range that can neither be divided nor built size by size, naming the
         operator that mixes its elements.
-    ModelError, TargetError, OptionError
-        as `from_onnx` and `build`.
+    Others as `from_onnx` and `build`.
     """
     chosen = options.updated(**settings) if options is not None else BuildOptions.current(**settings)
     cache = KernelCache.for_build(chosen)
     plan = plan_build(target, chosen, cache)
     if plan.device.kind != "cpu" or chosen.enable_rammer is not False:
-        raise OptionError(
-            "open dimensions are for CPUs, without schedules of rTasks.", "build one library for each shape"
-        )
+        raise OptionError("open dimensions are for CPUs, without schedules of rTasks.", "build one shape")
     model = load_onnx(model)
     declared = declared_shapes(model, shape or {})
-    tell = progress or (lambda _text: None)
 
     def at(values: Sizes) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-        tell(f"importing at {dict(values)}")
-        return frontend.from_onnx(model, shape=shapes_at(declared, values))
+        mod, params = frontend.from_onnx(model, shape=shapes_at(declared, values))
+        return mod, {key: shared(value) for key, value in params.items()}  # weights are held once
 
+    watch, clock = Stopwatch(), PassClock(on_start=progress)
     dimensions = settle(declared, sizes, lambda values, name: ModelAt.of(values[name], *at(values)))
+    watch.split(PROVING)
     modules = {
         "_".join(f"{as_identifier(key)}_{size}" for key, size in values.items()): values
         for values in dimensions.variants()
     }
-    watch, clock = Stopwatch(), PassClock(on_start=progress)
     with sharing(ConstantStore()):
         mods = {name: prepare(*at(values)) for name, values in modules.items()}
         watch.split(BINDING)

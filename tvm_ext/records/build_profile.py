@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+PROVING = "proof that a batch may be divided"
 BINDING = "binding parameters"
 CONSTRUCTING = "graph passes and kernels"
 LOWERING = "lowering to the VM"

@@ -121,6 +121,7 @@ class OpenReport:
                 parts = " + ".join(map(str, dimension.parts(odd)))
                 lines.append(f"{dimension.name}: {sizes}; up to {dimension.largest} divided, {odd} = {parts}")
         lines += [f"{variant.name}: predicted {format_time(variant.predicted_s)}" for variant in self.variants]
+        lines.append("build: " + ", ".join(f"{phase.name} {format_time(phase.seconds)}" for phase in own.phases))
         return "\n".join(lines)
 
 

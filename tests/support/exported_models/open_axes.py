@@ -1,9 +1,12 @@
 """Networks exported with open axes, run by `tvm_ext.InferenceSession` at several sizes beside ONNX Runtime.
 
     python -m tests.support.exported_models.open_axes
+    python -m tests.support.exported_models.open_axes --library
     python -m tests.support.exported_models.open_axes bert resnet18 --output open.json
 
-The batch is open, and of token sequences the length; each network is drawn, exported and run in a process of its own.
+The batch is open, and of token sequences the length. With ``--library`` one library of `relay.build_open` runs all
+sizes: any batch up to the largest, and the lengths as a list. Each network is drawn, exported and run in a process of
+its own.
 Exits with 1 where one failed.
 """
 
@@ -38,6 +41,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def main(
     names: Annotated[list[str] | None, typer.Argument(metavar="NETWORK...", help="All of them if left out.")] = None,
+    library: Annotated[bool, typer.Option("--library", help="One library in place of a session.")] = False,
     limit_s: Annotated[float, typer.Option(min=1.0, help="Seconds for one network.")] = 600.0,
     output: Output = None,
 ) -> None:
@@ -49,7 +53,9 @@ def main(
             module, answer = f"{__package__}.open_axes", Path(folder) / "answer.json"
             outcome, problem = attempt([f"{__package__}.open_axes_export", name, f"{folder}/model.onnx"], limit_s)
             if outcome == "passed":
-                outcome, problem = attempt([module, "--answer", str(answer), f"{folder}/model.onnx"], limit_s)
+                outcome, problem = attempt(
+                    [module, "--library" if library else "--answer", str(answer), f"{folder}/model.onnx"], limit_s
+                )
             result = json.loads(answer.read_text()) if answer.exists() else {}
         results.append({"network": name, "outcome": outcome, "problem": problem, **result})
         console.print(results[-1], markup=False, highlight=False)
@@ -58,15 +64,16 @@ def main(
     raise typer.Exit(0 if all(result["outcome"] == "passed" for result in results) else 1)
 
 
-def check(path: Path) -> dict[str, Any]:
+def check(path: Path, *, library: bool = False) -> dict[str, Any]:
     """What became of the model in ``path``: "passed" or "wrong", at which sizes, what ran it, and how long all took."""
     import onnxruntime
 
     from tvm_ext import InferenceSession
 
     start = time.perf_counter()
-    session = InferenceSession(path)
     peer = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    made = one_library(path) if library else ""
+    session = InferenceSession(path.with_suffix(".so") if library else path)
     problems = []
     for index, _ in enumerate(SIZES):
         with np.load(path.with_name(f"inputs{index}.npz")) as stored:
@@ -76,13 +83,31 @@ def check(path: Path) -> dict[str, Any]:
     return {
         "outcome": "wrong" if problems else "passed",
         "problem": "; ".join(problems),
-        "session": str(session.report),
+        "session": made if library else str(session.report),
         "seconds": round(time.perf_counter() - start, 1),
     }
 
 
+def one_library(path: Path) -> str:
+    """Writes the library for all `SIZES` beside the model; what it says of its dimensions."""
+    import onnx
+
+    from tvm_ext import relay
+
+    model = onnx.load(str(path))
+    names = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim}
+    sizes: dict[str, Any] = {"batch": (1, max(batch for batch, _ in SIZES))}
+    if "length" in names:
+        sizes["length"] = sorted({length for _, length in SIZES})
+    library = relay.build_open(model, sizes)
+    library.export_library(path.with_suffix(".so"))
+    dimension = library.dimensions[0]
+    return "divided" if dimension.axes is not None else dimension.reason
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--answer"]:
-        write_atomically(sys.argv[2], json.dumps(check(Path(sys.argv[3]))).encode())
+    if len(sys.argv) == 4 and sys.argv[1] in ("--answer", "--library"):
+        found = check(Path(sys.argv[3]), library=sys.argv[1] == "--library")
+        write_atomically(sys.argv[2], json.dumps(found).encode())
     else:
         app()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_ext._tvm import Analyzer, Buffer, Expr, PrimFunc, TensorLoad, Var, ir, structural_walk, tirx
+from tvm_ext._tvm import Analyzer, Buffer, Expr, PrimFunc, TensorLoad, Var, ir, tirx
 from tvm_ext.analysis.computations import (
     Computation,
     OperatorBody,
@@ -77,36 +77,26 @@ def _described(
             return "", "its place in the batch is no axis of its own"
         if own.extent(place) != size * out.inner:
             return "", "it writes a part of the batch"
-    extent = 0 if out is None else size * out.inner
+    whole = 0 if out is None else size * out.inner
+    here = Var("batch", "int64")
     problems: list[str] = []
-    reads = [0]
 
     def at_its_place(load: TensorLoad) -> Expr:
         batch = _batch_of(load.source, own, pair, sizes)
         if batch is None:
             return load
-        axis, whole = batch
+        axis, extent = batch
         indices = list(load.indices)
-        at = place is not None and (indices[axis].same_as(place) or extent == 1)
-        if not at or whole != extent:
+        if extent != whole or not (indices[axis].same_as(place) or whole == 1):  # an extent of 1 has made it 0
             problems.append(f"it reads {load.source.name} across its batch")
-            return load
-        reads[0] += 1
-        indices[axis] = place  # an extent of 1 has made it 0
+        indices[axis] = here
         return tirx.BufferLoad(load.source, indices)
 
     value = [replace_loads(item, at_its_place) for item in value]
-    uses = [0]
-
-    def count(variable: Var) -> None:
-        uses[0] += place is not None and variable.same_as(place)
-
-    for item in value:
-        structural_walk(item, (Var, count))
-    if not problems and uses[0] != reads[0]:
+    if place is not None and mentions_any(value, place):
         problems.append("it computes with the place in the batch")
     extents = [
-        (str(variable.name), "batch" if place is not None and variable.same_as(place) else extent)
+        "batch" if place is not None and variable.same_as(place) else f"{variable.name} {extent}"
         for variable, extent in zip(own.variables, own.extents, strict=True)
     ]
     text = f"{own.combiner} {own.target.name}{list(own.indices)} {extents} {list(map(str, value))}"
