@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,11 +13,13 @@ import pytest
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
+from tests.support.dot_rows import use_models_of_missing_instructions
 from tests.support.exported_models import __main__ as command
-from tests.support.exported_models import check, networks, runs
+from tests.support.exported_models import check, networks, quantised, runs
 from tests.support.exported_models.export import inputs_file
 from tests.support.exported_models.record import CPU, EXPORTERS, ExportResult
 from tests.support.exported_models.timed import TIMED
+from tvm_ext.bench import models, quantise
 from tvm_ext.errors import InputError, OptionError, TvmExtError
 
 ONES = np.ones((2, 3), "float32")
@@ -178,3 +181,23 @@ def test_without_the_packages_the_command_says_what_to_install(tmp_path: Path, m
     monkeypatch.setattr(networks, "missing_packages", lambda: ("torch",))
     done = CliRunner().invoke(command.app, ["swin", "--keep", str(tmp_path)])
     assert "needs torch." in str(done.exception) and "tvm-ext[models]" in str(done.exception)
+
+
+@pytest.mark.parametrize("mode", ["static", "operators", "dynamic"])
+def test_every_tensor_of_bytes_is_compared(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_models_of_missing_instructions(monkeypatch)
+    model = models.build_model("mlp")
+    inputs = models.random_inputs(model)
+    steps = quantised.check(quantise.quantised(model, mode, [inputs]), inputs)
+    assert steps.passed
+    assert steps.tensors >= 3
+    piece = quantised._piece
+    monkeypatch.setattr(quantised, "_piece", lambda *given: _moved(piece(*given)))
+    wrong = quantised.check(quantise.quantised(model, mode, [inputs]), inputs)
+    assert not wrong.passed
+    assert wrong.wrong > 0.9 * wrong.values
+
+
+def _moved(value: Any) -> Any:
+    """Two steps away, wherever that is another byte."""
+    return value ^ 2 if value.dtype.kind in "iu" else value
