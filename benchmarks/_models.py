@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 from _common import progress, show
 from _explain import Explanation, explain
-from _peers import OPENVINO, PEAK, prepare_openvino, prepare_peak
+from _peers import OPENVINO, OPENVINO_BF16, PEAK, prepare_openvino, prepare_peak
 from rich.table import Table
 
 from tvm_ext.bench.compare import BenchResult, OtherPeer, bench
@@ -60,7 +60,7 @@ class ModelResult:
 def summary(results: Sequence[ModelResult]) -> Table:
     """Per peer: geometric mean of the speed-ups, the lowest, and how many models are not slower."""
     rows = Table("peer", "models", "geometric mean", "lowest", "not slower")
-    for peer in (*PEERS, OPENVINO, FLOAT32):
+    for peer in (*PEERS, OPENVINO, OPENVINO_BF16, FLOAT32):
         ratios = [(ratio, item.result.model) for item in results if (ratio := item.result.speedup(peer)) is not None]
         if ratios:
             mean, (lowest, where) = statistics.geometric_mean(ratio for ratio, _ in ratios), min(ratios)
@@ -71,7 +71,7 @@ def summary(results: Sequence[ModelResult]) -> Table:
 
 def peak_table(results: Sequence[ModelResult]) -> Table:
     """Per model: operations of a run, and each contender's share of the cores' float32 rate."""
-    peers = [name for name in (*PEERS, OPENVINO) if any(item.result.timing(name) for item in results)]
+    peers = [name for name in (*PEERS, OPENVINO, OPENVINO_BF16) if any(item.result.timing(name) for item in results)]
     rows = Table("model", "GFLOP", *(f"{name}, of peak" for name in (OURS, *peers)))
     for item in results:
         shares = [item.of_peak(name) for name in (OURS, *peers)]
@@ -81,7 +81,7 @@ def peak_table(results: Sequence[ModelResult]) -> Table:
 
 
 FLOAT32 = "tvm_ext_f32"
-"""This plugin with the float32 model of which a quantised one was made."""
+"""This plugin in float32, beside a model that was quantised, or bfloat16."""
 
 
 def measure(
@@ -103,11 +103,12 @@ def measure(
             proto = model()
             peak, peak_flops = prepare_peak(thread_count())
             others: list[OtherPeer] = [lambda _inputs, _threads, _placement: peak]
-            others += [partial(prepare_openvino, proto)] if OPENVINO in (peers or ()) else []
+            vino = [item for item in (OPENVINO, OPENVINO_BF16) if item in (peers or ())]
+            others += [partial(prepare_openvino, proto, name=item) for item in vino]
             if floating is not None:
                 real = floating()
                 others.append(lambda inputs, *_: replace(prepare_ours(real, inputs, None, "llvm", None), name=FLOAT32))
-            known = None if peers is None else [item for item in peers if item != OPENVINO]
+            known = None if peers is None else [item for item in peers if item not in vino]
             result = replace(bench(proto, progress=tell, others=others, peers=known, **settings), model=name)
     except UnsupportedEnvironmentError as error:
         print(f"skipped {name}: {error}")

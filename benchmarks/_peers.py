@@ -18,7 +18,7 @@ from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.support.arrays import Array
 
 NUMPY = "numpy"
-OPENVINO = "openvino_f32"
+OPENVINO, OPENVINO_BF16 = "openvino_f32", "openvino_bf16"
 """With the precision that it is told to use."""
 
 PEAK = "fma_peak"
@@ -32,9 +32,13 @@ _CPU_SET_BYTES = 128
 
 
 def prepare_openvino(
-    model: onnx.ModelProto, inputs: Mapping[str, Array], threads: int, _placement: Placement | None = None
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Array],
+    threads: int,
+    _placement: Placement | None = None,
+    name: str = OPENVINO,
 ) -> Contender:
-    """OpenVINO's CPU plugin, told to compute in float32: its own choice may be bfloat16, on CPUs that multiply that.
+    """OpenVINO's CPU plugin, told to compute in the type that ``name`` ends with: its own choice depends on the CPU.
 
     Raises UnsupportedEnvironmentError where OpenVINO is not installed.
     """
@@ -43,7 +47,7 @@ def prepare_openvino(
     except ImportError as error:
         raise UnsupportedEnvironmentError("comparing with OpenVINO needs it installed.", INSTALL_PEERS) from error
     settings = {
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": name.rpartition("_")[2],
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": "1",
         "PERFORMANCE_HINT": "LATENCY",
@@ -55,11 +59,11 @@ def prepare_openvino(
     compiled = core.compile_model(read, "CPU", settings)
     built = time.perf_counter()
     request = compiled.create_infer_request()
-    for name, value in inputs.items():
-        request.set_tensor(name, openvino.Tensor(np.ascontiguousarray(value)))
+    for given, value in inputs.items():
+        request.set_tensor(given, openvino.Tensor(np.ascontiguousarray(value)))
     request.infer()  # starts its threads: later ones would share the core to which this thread is bound meanwhile
     return Contender(
-        name=OPENVINO,
+        name=name,
         import_s=imported - start,
         build_s=built - imported,
         run=request.infer,

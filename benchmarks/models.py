@@ -5,13 +5,15 @@
     python benchmarks/models.py --peer onnxruntime --peer openvino_f32
     python benchmarks/models.py --peer onnxruntime --explain
     python benchmarks/models.py resnet50 --quantise static --peer onnxruntime --peer openvino_f32
+    python benchmarks/models.py resnet50 --precision bfloat16 --peer openvino_f32 --peer openvino_bf16
 
 Kernels of multiply-adds alone take turns among the contenders: "of peak" is what of the cores' float32 rate a model
 gets. Convolutions count as direct sums, so that Winograd's form may pass 100 %.
 
 With ``--explain``, a model that a peer runs faster is also timed operator by operator beside ONNX Runtime, and the
 operators that lose most are listed. With ``--quantise``, all contenders get the model that ONNX Runtime's quantiser
-makes, and this plugin the float32 model, too. Writes ``benchmarks/results/<date>-models-batch<N>.json`` after each
+makes, and this plugin the float32 model, too; likewise with ``--precision``, of which the error is kept within
+`PRECISION_BOUND`. Writes ``benchmarks/results/<date>-models-batch<N>.json`` after each
 model.
 """
 
@@ -20,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import onnx
 import typer
@@ -30,12 +32,16 @@ from _models import ModelResult, measure, peak_table, summary
 from benchmarks.networks import models
 from tvm_ext.bench.compare import STOCK_BUDGET_S, result_table
 from tvm_ext.bench.quantise import QuantisationMode, quantised
+from tvm_ext.options import BuildOptions
 from tvm_ext.relay_passes.onnx.load import load_onnx
 
 ENCODERS = ("minilm", "bert_base_layer")
 """The models to which the number of tokens matters."""
 
 CALIBRATIONS = 2
+
+PRECISION_BOUND = 0.05
+"""For ``--precision``: the largest error of an output, by norm, on seeded inputs."""
 
 
 def runs(names: Sequence[str], sequences: Sequence[int]) -> Iterator[tuple[str, int]]:
@@ -69,17 +75,21 @@ def main(
     quantise: Annotated[
         QuantisationMode | None, typer.Option(help="Time the model as ONNX Runtime quantises it.")
     ] = None,
+    precision: Annotated[str | None, typer.Option(help="Build in bfloat16, or auto, beside float32.")] = None,
     output: Annotated[Path | None, typer.Option(help="Where to write the JSON; one batch size only.")] = None,
 ) -> None:
     """Time models and write the results."""
     for size in batch or [1]:
         environment = current_environment()
-        what = f"models-{f'{quantise}-' if quantise else ''}batch{size}"
+        what = f"models-{f'{quantise or precision}-' if quantise or precision else ''}batch{size}"
         path = result_path(what, environment, output)
         results: list[ModelResult] = []
         for name, tokens in runs(names or models.names(), sequence or [16, 128]):
-            settings = {"rounds": rounds, "stock_budget_s": stock_budget_s}
+            settings: dict[str, Any] = {"rounds": rounds, "stock_budget_s": stock_budget_s}
             model = floating = partial(load, name, size, tokens)
+            if precision is not None:
+                settings["options"] = BuildOptions.current(precision=precision, precision_bound=PRECISION_BOUND)
+                settings["floating"] = floating
             if quantise is not None:
                 model = partial(_quantised, floating, quantise)
                 settings["floating"] = floating

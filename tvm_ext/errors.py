@@ -5,6 +5,10 @@ User errors say what was wrong, at which operator and shape, which limit was pas
 
 from __future__ import annotations
 
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+
 _REMEDY = "\n  remedy: "
 
 
@@ -120,3 +124,37 @@ ALL: tuple[type[TvmExtError], ...] = (
     LimitPassed,
 )
 """Every class above."""
+
+
+# --- values of options ------------------------------------------------------------------------------------------------
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The nearest of the ``known`` options, else all of them."""
+    options = sorted(known)
+    nearest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    listing = "the options are " + ", ".join(options)
+    return f"did you mean {nearest[0]!r}? Otherwise, {listing}" if nearest else listing
+
+
+def wrong_value(name: str, value: object, allowed: str) -> OptionError:
+    return OptionError(f"option {name!r} is {value!r}, which is not {allowed}.", f"pass {allowed}")
+
+
+def check_switch(name: str, value: object) -> None:
+    if not (isinstance(value, bool) or (isinstance(value, str) and value == "auto")):
+        raise wrong_value(name, value, 'True, False or "auto"')
+
+
+def check_integer(name: str, value: object, *, minimum: int, maximum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise wrong_value(name, value, f"a whole number from {minimum} to {maximum}")
+
+
+def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        quoted = [f'"{item}"' for item in allowed]
+        raise wrong_value(name, value, f"{', '.join(quoted[:-1])} or {quoted[-1]}")
+
+
+def check_fraction(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and 0 <= value <= 1):
+        raise wrong_value(name, value, "a number from 0 to 1")

@@ -31,17 +31,24 @@ Environment variables
 from __future__ import annotations
 
 import contextlib
-import difflib
 import math
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tvm_ext.core_count import usable_core_count as usable_core_count
-from tvm_ext.errors import OptionError
+from tvm_ext.errors import (
+    OptionError,
+    check_choice,
+    check_fraction,
+    check_integer,
+    check_switch,
+    suggestion,
+    wrong_value,
+)
 
 CONFIG_PREFIX = "tvm_ext."
 
@@ -94,6 +101,14 @@ class BuildOptions:
         On CPUs: 3x3 convolutions of step 1 in Winograd's form, where the model expects that to be faster. ``"auto"``:
         F(2x2, 3x3), whose error is at most twice that of direct sums; ``"fast"``: also F(4x4, 3x3), up to four times;
         ``"off"``: direct sums everywhere (docs/numerics.md).
+    precision
+        In what float32 products and convolutions by constant weights run on CPUs, with float32 sums: ``"float32"``;
+        ``"bfloat16"``: wherever an instruction serves them; ``"auto"``: of those, where the model expects it to be
+        faster, and only as many as keep the measured error within ``precision_bound``; ``"bfloat16-emulated"``: as
+        ``"bfloat16"`` without the instruction; ``"int8"``: models that are quantised already, as they are.
+    precision_bound
+        The largest error of an output against float32, relative by norm, which is measured: products are left in
+        float32 until it holds. ``"auto"`` needs one; None: nothing is measured.
     check_machine_code
         For CUDA: compile every kernel as it is constructed, and take the next rProgram where the compiler refuses it,
         runs too long or spills registers. It takes a run of the compiler (about a second) for each operator.
@@ -147,6 +162,8 @@ class BuildOptions:
     kernel_cache: str = "auto"
     layout: Literal["auto", "NCHW", "NCHWc", "NHWC"] = "auto"
     winograd: Literal["auto", "fast", "off"] = "auto"
+    precision: Literal["float32", "bfloat16", "auto", "bfloat16-emulated", "int8"] = "float32"
+    precision_bound: float | None = None
     check_machine_code: bool = False
     enable_pipelining: bool | Literal["auto"] = "auto"
     pipelining: Literal["full", "multistage", "double"] = "full"
@@ -164,28 +181,36 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         for switch in (field.name for field in fields(self) if field.type == _SWITCH):
-            _check_switch(switch, getattr(self, switch))
-        _check_integer("candidates", self.candidates, minimum=1, maximum=1000)
-        _check_fraction("epsilon", self.epsilon)
+            check_switch(switch, getattr(self, switch))
+        check_integer("candidates", self.candidates, minimum=1, maximum=1000)
+        check_fraction("epsilon", self.epsilon)
         if self.device is not None and (not isinstance(self.device, str) or not self.device.strip()):
-            raise _wrong_value("device", self.device, "a device (see `tvm-ext devices`), a row file or None")
+            raise wrong_value("device", self.device, "a device (see `tvm-ext devices`), a row file or None")
         if self.num_threads is not None:
-            _check_integer("num_threads", self.num_threads, minimum=1, maximum=4096)
-        _check_choice("bounds", self.bounds, ("error", "wrap"))
-        _check_choice("layout", self.layout, ("auto", "NCHW", "NCHWc", "NHWC"))
-        _check_choice("winograd", self.winograd, ("auto", "fast", "off"))
+            check_integer("num_threads", self.num_threads, minimum=1, maximum=4096)
+        check_choice("bounds", self.bounds, ("error", "wrap"))
+        check_choice("layout", self.layout, ("auto", "NCHW", "NCHWc", "NHWC"))
+        check_choice("winograd", self.winograd, ("auto", "fast", "off"))
+        check_choice("precision", self.precision, ("float32", "bfloat16", "auto", "bfloat16-emulated", "int8"))
+        if self.precision_bound is not None or self.precision == "auto":
+            check_fraction("precision_bound", self.precision_bound)
         for flag in ("check_machine_code", "bulk_copies", "guard_memory"):
             if not isinstance(getattr(self, flag), bool):
-                raise _wrong_value(flag, getattr(self, flag), "True or False")
-        _check_choice("pipelining", self.pipelining, ("full", "multistage", "double"))
+                raise wrong_value(flag, getattr(self, flag), "True or False")
+        check_choice("pipelining", self.pipelining, ("full", "multistage", "double"))
         if self.shared_stages is not None:
-            _check_integer("shared_stages", self.shared_stages, minimum=2, maximum=8)
+            check_integer("shared_stages", self.shared_stages, minimum=2, maximum=8)
         if self.register_stages is not None:
-            _check_integer("register_stages", self.register_stages, minimum=1, maximum=4)
+            check_integer("register_stages", self.register_stages, minimum=1, maximum=4)
         for place, what in (("kernel_cache", "folder"), ("database", "file")):
             value = getattr(self, place)
             if not isinstance(value, str) or not value.strip():
-                raise _wrong_value(place, value, f'"auto", "off" or the name of a {what}')
+                raise wrong_value(place, value, f'"auto", "off" or the name of a {what}')
+
+    @property
+    def measures_precision(self) -> bool:
+        """Whether outputs are compared with those in float32."""
+        return self.precision_bound is not None and self.precision not in ("float32", "int8")
 
     @classmethod
     def create(cls, **values: Any) -> BuildOptions:
@@ -219,7 +244,7 @@ class BuildOptions:
         known = self.names()
         for name in values:
             if name not in known:
-                raise OptionError(f"there is no build option called {name!r}.", _suggestion(name, known))
+                raise OptionError(f"there is no build option called {name!r}.", suggestion(name, known))
         return replace(self, **values)
 
 
@@ -228,38 +253,6 @@ def _pass_context_config() -> Mapping[str, Any]:
 
     config: Mapping[str, Any] = transform.PassContext.current().config
     return config
-
-
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    options = sorted(known)
-    nearest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    listing = "the options are " + ", ".join(options)
-    return f"did you mean {nearest[0]!r}? Otherwise, {listing}" if nearest else listing
-
-
-def _wrong_value(name: str, value: object, allowed: str) -> OptionError:
-    return OptionError(f"option {name!r} is {value!r}, which is not {allowed}.", f"pass {allowed}")
-
-
-def _check_switch(name: str, value: object) -> None:
-    if not (isinstance(value, bool) or (isinstance(value, str) and value == "auto")):
-        raise _wrong_value(name, value, 'True, False or "auto"')
-
-
-def _check_integer(name: str, value: object, *, minimum: int, maximum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-        raise _wrong_value(name, value, f"a whole number from {minimum} to {maximum}")
-
-
-def _check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        quoted = [f'"{item}"' for item in allowed]
-        raise _wrong_value(name, value, f"{', '.join(quoted[:-1])} or {quoted[-1]}")
-
-
-def _check_fraction(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and 0 <= value <= 1):
-        raise _wrong_value(name, value, "a number from 0 to 1")
 
 
 def cache_directory() -> Path:

@@ -7,7 +7,6 @@ pipeline ``"tvm_ext"`` (`relax_pipeline`) is both in one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -57,6 +56,7 @@ from tvm_ext.relay_passes.layout.fold_depth import FoldDepth
 from tvm_ext.relay_passes.legalize_floats import legalize_operators
 from tvm_ext.relay_passes.legalize_selections import LegalizeSelections
 from tvm_ext.relay_passes.move_padding import MovePadding
+from tvm_ext.relay_passes.narrow_floats import narrow_floats
 from tvm_ext.relay_passes.narrow_products import NarrowProducts
 from tvm_ext.relay_passes.pack_constants import PackConstants
 from tvm_ext.relay_passes.padding.pad_alignment import PadAlignment
@@ -115,10 +115,13 @@ def recurrent_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.tran
     return [RollSteps()] if device.kind == "cpu" and options.enable_rammer is False else []
 
 
-def integer_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
-    """Quantised operators over bytes, as a CPU's instructions want them, behind what makes constants of weights."""
+def narrowing_passes(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
+    """Products of narrow numbers as a CPU's instructions want them, behind what makes constants of weights."""
+    own_time = partial(own_time_us, target=target, device=device, options=options.updated(precision="float32"))
+    floats = narrow_floats(device, options, own_time)
     own = device.kind == "cpu" and options.enable_roller is not False
-    return [ExpandQuantised(), NarrowProducts(device)] if own else []
+    # First quantised operators, over bytes; then, where it was asked for, floats.
+    return [ExpandQuantised(), NarrowProducts(device), *floats] if own else []
 
 
 def layout_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
@@ -161,10 +164,10 @@ def own_time_us(
     passes = [*operator_passes(target), *fusion_passes(device, options), *kernel_passes(device, options)]
     kernels = tvm.transform.Sequential(passes)(mod)
     texts = [func.attrs.get(CHOICE) for _, func in kernels.functions_items() if isinstance(func, PrimFunc)]
-    programs = [from_json(KernelChoice, str(text)).program if text is not None else None for text in texts]
-    if not programs or None in programs or (most is not None and len(programs) > most):
+    times = [from_json(KernelChoice, str(text)).predicted_s if text is not None else None for text in texts]
+    if not times or None in times or (most is not None and len(times) > most):
         return None
-    return sum(program.prediction.time_s for program in programs if program is not None) * 1e6
+    return sum(time_s for time_s in times if time_s is not None) * 1e6
 
 
 def operator_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
@@ -233,7 +236,8 @@ def kernel_passes(
         # One kernel at a time is emitted, pipelined and shown to the compiler: what that refuses is tried without
         # pipelines, then in other tiles. The pipelines are those that `AutoPipeline` and `InjectPipelines` would give
         # (see `tir_pipeline`): both call `pipelining/route.py`.
-        several, accept = options.enable_rammer is not False, _compiler_check(device, options)
+        several, check = options.enable_rammer is not False, options.check_machine_code and device.kind == "cuda"
+        accept = (lambda func: refuse_bad_machine_code(func, tvm.target.Target.current())) if check else None
         return [ConstructKernels(device, options, alternatives=several, accept=accept, wishes=wishes_of(options))]
     if options.enable_roller is False:
         return [GuardWorkspaces()] if options.guard_memory else []
@@ -261,13 +265,6 @@ def _cpu_construction(
     several = options.enable_rammer is not False and device.unit_count > 1
     cache = cache if options.enable_rammer is False else None
     return [ConstructKernels(device, options, cache=cache, tiles=tiles, alternatives=several, outside=outside)]
-
-
-def _compiler_check(device: DeviceSpec, options: BuildOptions) -> Callable[[PrimFunc], None] | None:
-    """What looks at each kernel before it is taken: the CUDA compiler, where ``check_machine_code`` asks for it."""
-    if not options.check_machine_code or device.kind != "cuda":
-        return None
-    return lambda func: refuse_bad_machine_code(func, tvm.target.Target.current())
 
 
 def rammer_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
@@ -315,7 +312,7 @@ def operator_pipeline(target: tvm.target.Target, device: DeviceSpec, options: Bu
         # Before anything changes the importer's form of the steps.
         *recurrent_passes(device, options),
         *graph_passes(bounds),
-        *integer_passes(device, options),
+        *narrowing_passes(target, device, options),
         *layout_passes(device, options),
         *attention_passes(device, options),
         *cutlass_passes(target, device, options),

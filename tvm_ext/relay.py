@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -40,11 +41,12 @@ from tvm_ext.records.build_profile import (
     Stopwatch,
 )
 from tvm_ext.records.rammer import RAMMER
-from tvm_ext.records.tuned import TuneLike, TuningBudget, TuningRecord, TuningRequest
+from tvm_ext.records.tuned import TuneLike, TuningRecord, TuningRequest
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.batching.dimensions import Requested, Sizes, declared_shapes, settle, shapes_at
 from tvm_ext.relay_passes.batching.prove import ModelAt
 from tvm_ext.relay_passes.name_kernels import NameKernels, merged
+from tvm_ext.relay_passes.narrow_floats import KEPT
 from tvm_ext.relay_passes.onnx.clean import as_identifier
 from tvm_ext.relay_passes.onnx.import_model import require_bound_dimensions
 from tvm_ext.relay_passes.onnx.load import load_onnx
@@ -82,6 +84,7 @@ def build(
     progress: Callable[[str], None] | None = None,
     verify: bool = False,
     tune: TuneLike | TuningRequest | None = None,
+    samples: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Library:
     """Compile a Relax module with kernels that Roller constructs.
@@ -114,17 +117,17 @@ def build(
         For GPUs: interpret every distinct kernel as it goes to code generation (`verify.build_check`), and refuse the
         build where one is wrong. It takes some seconds of one core for each kernel.
     tune
-        For this machine's CPU: search for faster tiles first, for so many trials (``200``) or so long (``"120s"``,
-        ``"5min"``, a timedelta), and keep what was measured in the database (option ``database``): what it knows
-        already counts, and later builds consult it without this argument. A `TuningRequest` says more.
+        For this machine's CPU: search for faster tiles first, for so many trials (``200``) or so long (``"5min"``, a
+        timedelta), and keep what was measured in the database, which later builds consult. A `TuningRequest` says more.
+    samples
+        Inputs by name to measure the error of ``precision_bound`` on; None: seeded random ones.
     settings
         Single fields of `BuildOptions`, which win over ``options``.
 
     Raises
     ------
     InputError
-        for parameters that do not fit, or an input dimension that is still open, naming both. On CPUs the number of
-        steps of recurrent layers may stay open: one library then runs inputs of any length.
+        for parameters that do not fit, or an open input dimension, but of a CPU's recurrent steps, naming both.
     TargetError, OptionError
         for an unknown target or option, with the nearest known ones.
     UnsupportedEnvironmentError
@@ -142,6 +145,12 @@ def build(
     settings |= {name: value for name, value in switches.items() if value is not None}
     chosen = options.updated(**settings) if options is not None else BuildOptions.current(**settings)
     require_policy(chosen.rammer_policy)
+    mod = _as_module(mod)
+    if chosen.measures_precision and KEPT not in (mod.attrs or {}):
+        from tvm_ext.verify.precision_bound import within_bound
+
+        again = partial(build, target=target, params=params, progress=progress, tune=tune)
+        return within_bound(mod, chosen, again, samples)
     cache = KernelCache.for_build(chosen)
     plan = plan_build(target, chosen, cache)
     if verify and plan.device.kind == "cpu":
@@ -150,7 +159,7 @@ def build(
             "on a CPU the library itself runs: compare its outputs with ONNX Runtime's or another build's",
         )
     watch, clock = Stopwatch(), PassClock(on_start=progress)
-    request = _tuning_request(tune, clock.on_start)
+    request = TuningRequest.of(tune, clock.on_start)
     mod = prepare(mod, params or {}, may_loop=plan.device.kind == "cpu")
     watch.split(BINDING)
     tuning = None
@@ -273,14 +282,6 @@ def _check_param(spec: TensorSpec, value: Expr) -> None:
             f"parameter {spec.name!r} should be {spec}, but is {given}.",
             "pass the parameters that belong to this model",
         )
-
-
-def _tuning_request(tune: TuneLike | TuningRequest | None, tell: Callable[[str], None] | None) -> TuningRequest | None:
-    """``tune`` as a request; raises OptionError where it is none."""
-    if tune is None or isinstance(tune, TuningRequest):
-        return tune
-    progress = None if tell is None else lambda status: tell(f"tuning: {status}")
-    return TuningRequest(budget=TuningBudget.of(tune), progress=progress)
 
 
 def _tuned(

@@ -25,6 +25,7 @@ Jobs = Annotated[int, typer.Option(min=1, help="Worker processes.")]
 LimitS = Annotated[float, typer.Option(min=1.0, help="Seconds that one case may take.")]
 OneCase = Annotated[int | None, typer.Option(min=0, help="Run only this case, here, and show its kernels.")]
 Devices = Annotated[list[str] | None, typer.Option(help="Rows to build for in turn; a GPU's run in OpenCL.")]
+Precision = Annotated[str, typer.Option(help="What float32 products run in: float32 or bfloat16.")]
 Output = Annotated[Path | None, typer.Option(help="Where to write what came of it as JSON.")]
 
 console = Console(width=None if sys.stdout.isatty() else 160)

@@ -70,6 +70,8 @@ def compile(
     persistent: common.Persistent = None,
     cutlass: common.Cutlass = None,
     rammer: common.Rammer = None,
+    precision: common.Products = None,
+    precision_bound: common.Bound = None,
     report: common.Reports = None,
     trace: Annotated[Path | None, typer.Option(help="Also write --rammer's schedules as a Perfetto trace.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Measure each operator for the report.")] = False,
@@ -91,12 +93,14 @@ def compile(
             "enable_cutlass": cutlass,
             "enable_rammer": rammer,
         }
+        asked = {"precision": precision, "precision_bound": precision_bound}
+        precisions: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
         if open_sizes:
             if profile or keep_times or verify or trace is not None:
                 raise OptionError(
                     "--open goes without --profile, --keep-times, --verify and --trace.", "leave them out"
                 )
-            settings: dict[str, Any] = {key: value for key, value in switches.items() if value is not None}
+            settings: dict[str, Any] = {key: value for key, value in switches.items() if value is not None} | precisions
             steps.begin("building variants")
             several = relay.build_open(
                 common.load_model(model, batch),
@@ -111,7 +115,7 @@ def compile(
                 several.report.save(path)
             typer.echo(several.report.to_json() if as_json else f"{several.report}\nwrote {output}")
             return
-        library = _build(steps, model, shape, target, batch, verify=verify, **switches)
+        library = _build(steps, model, shape, target, batch, verify=verify, **switches, **precisions)
         if profile or keep_times:
             steps.begin("measuring each operator")
             with contextlib.closing(_store()) if keep_times else contextlib.nullcontext() as store:

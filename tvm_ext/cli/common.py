@@ -39,6 +39,13 @@ DEFAULT_GPU = "nvidia-a100"
 Precision = Annotated[str, typer.Option(help="float16: convert a float32 model to half precision; keep: leave it.")]
 
 # --- The options of ``tvm-ext compile`` that switch a build's features; left out, a build's defaults hold -------------
+Products = Annotated[
+    str | None,
+    typer.Option("--precision", help="Of products on CPUs: bfloat16, auto, bfloat16-emulated. Default: float32."),
+]
+Bound = Annotated[
+    float | None, typer.Option("--precision-bound", help="Largest error of an output by --precision, measured.")
+]
 Roller = Annotated[bool, typer.Option("--roller/--no-roller", help="Construct kernels, or leave them to stock TVM.")]
 Persistent = Annotated[
     bool | None,

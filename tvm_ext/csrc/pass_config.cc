@@ -71,6 +71,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Register<String>("tvm_ext.database", "str");
   Register<String>("tvm_ext.layout", "str");
   Register<String>("tvm_ext.winograd", "str");
+  Register<String>("tvm_ext.precision", "str");
+  Register<double>("tvm_ext.precision_bound", "float");
   Register<bool>("tvm_ext.check_machine_code", "bool");
   RegisterBoolOrAuto("tvm_ext.enable_pipelining");
   Register<String>("tvm_ext.pipelining", "str");

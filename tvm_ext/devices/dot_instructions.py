@@ -129,11 +129,14 @@ def dot_instruction(
 ) -> DotInstruction | None:
     """The best instruction of ``device`` for these types among ``rows``; None where it has none."""
     types = (data, weights, sums)
-    for row in rows:
-        fits = (row.data, row.weights, row.sums) == types and row.register_bytes == device.register_bytes
-        if fits and device.kind == "cpu" and _has(device.target, row.features):
-            return row
-    return None
+    fitting = (row for row in rows if (row.data, row.weights, row.sums) == types)
+    return next((row for row in fitting if has_row(device, row)), None)
+
+
+def has_row(device: DeviceSpec, row: DotInstruction) -> bool:
+    """Whether kernels for ``device`` may use ``row``."""
+    fits = device.kind == "cpu" and row.register_bytes == device.register_bytes
+    return fits and _has(device.target, row.features)
 
 
 def whole_depth(depth: int, row: DotInstruction, tiles: DotInstruction | None) -> int:

@@ -1,8 +1,8 @@
 """bfloat16 in kernels for CPUs: how tensors, values and instructions of it exist. The one place that decides it.
 
-* *Tensors* are ``bfloat16`` in Relax, in computations and in the buffers of kernels. Stock TVM's BF16StorageLegalize,
-  the last pass of its pipeline, makes ``uint16`` of parameters; the signature stays, so that callers are checked by
-  type. What a kernel allocates becomes ``uint16`` here, for BF16ComputeLegalize would make float32 of it.
+* *Tensors* are ``bfloat16`` in Relax, in computations and in the signatures of kernels, so that callers are checked
+  by type. Before stock TVM's pipeline all buffers become ``uint16`` (`in_bits`), parameters by views: its
+  BF16ComputeLegalize would make float32 of what a kernel allocates, BF16StorageLegalize fails on a vector of copies.
 * *Values* are never computed in bfloat16. What is read becomes float32 by a shift (`widened`), what is stored is
   rounded by the intrinsic `ROUND`, to ``uint16``. Both are behind ``reinterpret``, which BF16ComputeLegalize leaves
   alone. That pass would do the same, but turns NaN into infinity or 0, and does not see what a Let binds.
@@ -31,6 +31,7 @@ from tvm_ext._tvm import (
     Expr,
     Node,
     PrimFunc,
+    SBlock,
     Stmt,
     Target,
     TensorLoad,
@@ -54,30 +55,60 @@ HIGH_HALF = -(1 << 16)
 """As int32: the bits of a word's upper element."""
 
 _ADDRESS_OF, _REINTERPRET = ir.Op.get("tirx.address_of"), ir.Op.get("tirx.reinterpret")
+_BUFFER_DATA = ir.Op.get("tirx.buffer_data")
 _CONVERSION = ("avx512bf16", "avx512vl")
 
 
 # --- values ---------------------------------------------------------------------------------------------------------
 def explicit(node: Node) -> Node:
-    """``node``, a statement or an expression, with its conversions from and to bfloat16 written out.
+    """``node``, a statement or an expression, with its conversions from and to bfloat16 written out."""
+    return structural_map(node, (tirx.Cast, _converted))
 
-    What it allocates of bfloat16 becomes ``uint16``.
+
+def in_bits(func: PrimFunc) -> PrimFunc:
+    """``func`` with its conversions written out, and all of its buffers of bfloat16 read and written as ``uint16``.
+
+    What stock TVM has scheduled names its buffers in blocks, too, and only gets the conversions.
     """
-    own: dict[Buffer, Buffer] = {}
+    body = explicit(func.body)
+    blocks: list[SBlock] = []
+    named: list[Buffer] = []  # by address, which is not followed
+    allocated: list[Buffer] = []
+    structural_walk(
+        body,
+        [
+            (SBlock, blocks.append),
+            (AllocBuffer, lambda statement: allocated.append(statement.buffer)),
+            (Call, lambda call: named.extend(call.args[:1]) if call.op == _BUFFER_DATA else None),
+        ],
+    )
+    if blocks:
+        return func.with_body(body)
+    params = [param for param in func.params if _is_halves(param)]
+    own = {buffer: _words_of(buffer) for buffer in (*params, *allocated) if _is_halves(buffer) and buffer not in named}
+    body = structural_map(body, _rules_for_bits(own))
+    views = [tirx.DeclBuffer(own[param], data=param.data) for param in params if param in own]
+    return func.with_body(tirx.stmt_seq(*views, body))
 
-    def allocated(statement: AllocBuffer) -> None:
-        buffer = statement.buffer
-        if dtype_of(buffer) == BFLOAT16:
-            own[buffer] = tirx.decl_buffer(
-                buffer.ty.shape, "uint16", buffer.name, scope=buffer.scope(), data_alignment=buffer.ty.data_alignment
-            )
 
-    structural_walk(node, (AllocBuffer, allocated))
-    return structural_map(structural_map(node, (tirx.Cast, _converted)), _rules_for_bits(own))
+def _is_halves(buffer: Buffer) -> bool:
+    return hasattr(buffer.ty, "shape") and dtype_of(buffer) == BFLOAT16
+
+
+def _words_of(buffer: Buffer) -> Buffer:
+    kind = buffer.ty
+    return tirx.decl_buffer(
+        kind.shape,
+        "uint16",
+        buffer.name,
+        scope=buffer.scope(),
+        data_alignment=kind.data_alignment,
+        strides=kind.strides,
+    )
 
 
 def _rules_for_bits(own: Mapping[Buffer, Buffer]) -> list[tuple[type[Node], Callable[[Any], Node]]]:
-    """Rewrites to bits of all that names a buffer among ``own``, and of stores of what is moved or rounded."""
+    """Rewrites of all that names a buffer among ``own`` to the one of uint16 in its place."""
 
     def read(load: TensorLoad) -> Expr:
         if load.source not in own:
@@ -87,13 +118,12 @@ def _rules_for_bits(own: Mapping[Buffer, Buffer]) -> list[tuple[type[Node], Call
     def written(store: BufferStore) -> Stmt:
         if not dtype_of(store.value).startswith(BFLOAT16):
             return store
-        buffer, bits, place = own.get(store.buffer), _bits(store.value), list(store.indices)
+        buffer, bits = own.get(store.buffer), _bits(store.value)
         if buffer is None:
-            is_moved = bits is not None and not isinstance(store.value, TensorLoad)
-            return BufferStore(store.buffer, tirx.reinterpret(BFLOAT16, bits), place) if is_moved else store
+            return store
         if bits is None:  # arithmetic of stock TVM's, in float32
             bits = Call(ROUND, [tirx.Cast("float32", store.value)], ret_ty=ir.PrimType("uint16"))
-        return BufferStore(buffer, bits, place)
+        return BufferStore(buffer, bits, list(store.indices))
 
     def addressed(call: Call) -> Expr:
         """An address is that of the load itself."""
@@ -108,9 +138,7 @@ def _rules_for_bits(own: Mapping[Buffer, Buffer]) -> list[tuple[type[Node], Call
 
 
 def _bits(value: Expr) -> Expr | None:
-    """The bits of a scalar that is loaded, rounded, constant, or chosen among such; None of any other."""
-    if isinstance(value, TensorLoad):
-        return tirx.reinterpret("uint16", value) if dtype_of(value) == BFLOAT16 else None
+    """The bits of a scalar that is loaded, rounded, constant, or chosen among such; None of what is computed."""
     if isinstance(value, tirx.FloatImm) and math.isfinite(value.value):
         (bits,) = struct.unpack("<I", struct.pack("<f", value.value))
         return tirx.const(bits >> 16, "uint16") if bits % (1 << 16) == 0 else None

@@ -12,7 +12,7 @@ from tvm_ext._tvm import Buffer, Call, Expr, Node, TensorLoad, Var, ir, structur
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.predicates import is_in
 
-_REINTERPRET = ir.Op.get("tirx.reinterpret")
+_BITS = (ir.Op.get("tirx.reinterpret"), ir.Op.get("tirx.address_of"))
 
 
 def nan_passing(a: Expr, b: Expr, better: Callable[[Expr, Expr], Expr], accumulators: Sequence[Buffer] = ()) -> Expr:
@@ -48,7 +48,7 @@ def bound(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
 
 
 def uses_bfloat16(node: Node) -> bool:
-    """Whether bfloat16 is loaded anywhere in ``node``, but as bits (`bfloat16.explicit`).
+    """Whether bfloat16 is loaded anywhere in ``node``, but as bits (`bfloat16.explicit`) or for its address.
 
     Stock TVM computes it in float32 (BF16ComputeLegalize), but does not look inside of bindings: what is loaded there
     becomes the number that its bits are as an integer. So nothing that loads it may be bound to a variable.
@@ -57,7 +57,7 @@ def uses_bfloat16(node: Node) -> bool:
     bits: list[Expr] = []
 
     def visit(call: Call) -> None:
-        if call.op == _REINTERPRET:
+        if any(call.op == op for op in _BITS):
             bits.append(call.args[0])
 
     structural_walk(node, [(TensorLoad, loads.append), (Call, visit)])

@@ -107,6 +107,13 @@ class KernelChoice:
         assert self.notes and all(self.notes), f"{self.operator}: a choice must say why"
 
     @property
+    def predicted_s(self) -> float | None:
+        """The model's time of one call; None where there is none."""
+        if self.expected_s is not None:
+            return self.expected_s
+        return self.program.prediction.time_s if self.program else None
+
+    @property
     def reason(self) -> str:
         """The notes as one line, for reports."""
         return "; ".join(self.notes)

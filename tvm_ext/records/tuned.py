@@ -135,6 +135,14 @@ class TuningRequest:
     tracker: str | None = None
     key: str = "cpu"
 
+    @classmethod
+    def of(cls, tune: TuneLike | TuningRequest | None, tell: Callable[[str], None] | None) -> TuningRequest | None:
+        """``tune`` as a request that tells its progress; raises OptionError where it is none."""
+        if tune is None or isinstance(tune, TuningRequest):
+            return tune
+        progress = None if tell is None else lambda status: tell(f"tuning: {status}")
+        return cls(budget=TuningBudget.of(tune), progress=progress)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TunedTask:

@@ -14,6 +14,7 @@ from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.padding import CHANNELS_LAST, LayoutRecord
 from tvm_ext.records.partition import CutlassBuild
 from tvm_ext.records.persistent import PersistentRecord
+from tvm_ext.records.precision import PrecisionRecord
 from tvm_ext.records.rammer import MeasuredRun, RammerRecord
 from tvm_ext.records.tuned import TileUse, TuningRecord
 
@@ -34,9 +35,7 @@ class OperatorReport:
 
     @property
     def predicted_s(self) -> float | None:
-        if self.choice.expected_s is not None:
-            return self.choice.expected_s
-        return self.choice.program.prediction.time_s if self.choice.program else None
+        return self.choice.predicted_s
 
     @property
     def bound(self) -> str:
@@ -99,6 +98,7 @@ class BuildRecord:
     persistent: PersistentRecord | None = None  # None where no operators were considered for one persistent kernel
     cutlass: CutlassBuild | None = None  # None where templates were not asked for
     rammer: RammerRecord | None = None  # None where no schedules of rTasks were asked for
+    precision: PrecisionRecord | None = None  # None where all of it is in the model's types
     notes: tuple[str, ...] = ()  # what limits have changed about the graph; an operator's are in its reason
     tiles: TileUse = field(default_factory=TileUse)  # which were chosen by measurement
     tuning: TuningRecord | None = None  # None where the build was not asked to tune

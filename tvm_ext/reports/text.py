@@ -33,7 +33,8 @@ def profile(report: BuildRecord) -> list[str]:
     templates = [f"CUTLASS: {line}" for line in cutlass_lines(report)]
     tuned = tuning_lines(report)
     limits = [f"limit: {note}" for note in report.notes]
-    notes = [*tuned, *persistent_lines(report), *templates, *rammer_lines(report), *limits]
+    precision = [] if report.precision is None else report.precision.lines()
+    notes = [*precision, *tuned, *persistent_lines(report), *templates, *rammer_lines(report), *limits]
     if not report.phases:
         return notes
     parts = ", ".join(f"{phase.name} {format_time(phase.seconds)}" for phase in report.phases)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from tvm_ext._tvm import IRModule, PassContext, PrimFunc, prim_func_pass
-from tvm_ext.ir.bfloat16 import explicit, link_functions
+from tvm_ext.ir.bfloat16 import in_bits, link_functions
 
 
 @prim_func_pass(opt_level=0, name="tvm_ext.ConvertBfloat16")
 class ConvertBfloat16:
-    """Before stock TVM's pipeline: write out the conversions of every function, see `ir/bfloat16.py`."""
+    """Before stock TVM's pipeline: buffers of bfloat16 as uint16, and conversions, see `ir/bfloat16.py`."""
 
     def transform_function(self, func: PrimFunc, _mod: IRModule, _ctx: PassContext) -> PrimFunc:
-        return func.with_body(explicit(func.body))
+        return in_bits(func)
 
 
 @prim_func_pass(opt_level=0, name="tvm_ext.LinkFunctions")

@@ -10,13 +10,14 @@ Exits with 1 where a chain failed. A run with ``--results`` that was stopped goe
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..case_workers import run_trials
-from ..commands import Count, Devices, First, Jobs, LimitS, OneCase, Output, Seed, console, watched, write
+from ..commands import Count, Devices, First, Jobs, LimitS, OneCase, Output, Precision, Seed, console, watched, write
 from ..random_operators.opencl import in_turn
 from . import summary
 from .check import TRIAL, ChainResult, attempt, run_chain
@@ -35,6 +36,7 @@ def main(
     limit_s: LimitS = 60.0,
     case: OneCase = None,
     device: Devices = None,
+    precision: Precision = "float32",
     output: Output = None,
     results: Annotated[
         Path | None, typer.Option(help="Each result as it comes; what is there is not run again.")
@@ -43,11 +45,12 @@ def main(
     """Draw chains at random, import, build and run each, and compare it with ONNX Runtime."""
     devices = device or []
     if case is not None:
-        raise typer.Exit(_run_one(in_turn(draw_case(seed, case), devices)))
+        raise typer.Exit(_run_one(replace(in_turn(draw_case(seed, case), devices), precision=precision)))
     done = summary.read_results(results) if results is not None else {}
     wanted = range(first, first + count)
     done = {index: result for index, result in done.items() if index in wanted}
-    cases = (in_turn(draw_case(seed, index), devices) for index in wanted if index not in done)
+    drawn = (in_turn(draw_case(seed, index), devices) for index in wanted if index not in done)
+    cases = (replace(item, precision=precision) for item in drawn)
     if len(done) < count:
         done |= _run_all(cases, count - len(done), jobs, limit_s, results)
     console.print(summary.table(done))

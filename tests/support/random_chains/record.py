@@ -58,7 +58,7 @@ class ChainOutput:
 class ChainCase:
     """``nodes`` in order of execution. ``kind`` is the producer that the chain began with.
 
-    ``num_threads``, ``epsilon`` and ``device`` are as in `OperatorCase`.
+    ``num_threads``, ``epsilon``, ``device`` and ``precision`` are as in `OperatorCase`.
     """
 
     seed: int
@@ -70,6 +70,7 @@ class ChainCase:
     num_threads: int | None = None
     epsilon: float = 0.0
     device: str = ""
+    precision: str = "float32"
 
     def data(self, draw: int) -> dict[str, Array]:
         """The values of all inputs by name; constants are the same for every ``draw``."""

@@ -13,7 +13,7 @@ from .record import ChainCase
 LACKING = (states.NotImplemented, states.InvalidGraph, states.Fail, states.RuntimeException)
 """What ONNX Runtime raises for an operator that it has not for a type, the last one when it runs."""
 
-TOLERANCE = {"float16": 3e-2, "float32": 1e-4, "float64": 1e-9}
+TOLERANCE = {"bfloat16": 6e-2, "float16": 3e-2, "float32": 1e-4, "float64": 1e-9}
 """Of what is not exact, times the largest magnitude of the output: an element read from elsewhere errs by about 1.
 
 Half precision is compared with float32, which does not round between the nodes of a chain.

@@ -9,13 +9,14 @@ Exits with 1 where a case failed.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from tvm_ext.bench.compare import relative_error
 
-from ..commands import Count, Devices, First, Jobs, LimitS, OneCase, Output, Seed, console, watched, write
+from ..commands import Count, Devices, First, Jobs, LimitS, OneCase, Output, Precision, Seed, console, watched, write
 from . import reference, summary
 from .check import CaseResult, attempt, build, run_once
 from .draw import KINDS, draw_case
@@ -36,17 +37,18 @@ def main(
     kind: Annotated[list[str] | None, typer.Option(help="Only these kinds of operator.")] = None,
     case: OneCase = None,
     device: Devices = None,
+    precision: Precision = "float32",
     output: Output = None,
 ) -> None:
     """Draw operators at random, build and run each, and compare it with NumPy in float64."""
     devices = device or []
     if case is not None:
-        raise typer.Exit(_run_one(in_turn(draw_case(seed, case), devices)))
+        raise typer.Exit(_run_one(replace(in_turn(draw_case(seed, case), devices), precision=precision)))
     unknown = [name for name in kind or [] if name not in KINDS]
     if unknown:
         raise typer.BadParameter(f"there is no kind {unknown[0]!r}; the kinds are {', '.join(KINDS)}")
     cases = [in_turn(draw_case(seed, index), devices) for index in range(first, first + count)]
-    cases = [item for item in cases if not kind or item.kind in kind]
+    cases = [replace(item, precision=precision) for item in cases if not kind or item.kind in kind]
     results = _run_all(cases, jobs, limit_s)
     console.print(summary.table(results))
     write(output, lambda: summary.document(results, seed, devices))

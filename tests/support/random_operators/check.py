@@ -36,6 +36,9 @@ PURITY_EVERY = 7
 so that all kinds have their turn."""
 
 
+EMULATED = "bfloat16-emulated"
+"""bfloat16 on every CPU, by its instruction where there is one."""
+
 GUARDED_WORKSPACES_EVERY = 3
 """Every third case is built with guarded workspaces, which changes its kernels a little. Coprime to the slots too."""
 
@@ -73,7 +76,7 @@ class WrongResultError(AssertionError):
 
 def tolerance(case: OperatorCase, out_dtype: str) -> float:
     """The allowed relative error of the case's output by norm."""
-    return allowed_error((item.dtype for item in case.inputs), out_dtype, case.reduction_size)
+    return allowed_error((*(item.dtype for item in case.inputs), case.precision), out_dtype, case.reduction_size)
 
 
 def scaled_error(actual: Array, expected: Array, typical_magnitude: float) -> float:
@@ -103,6 +106,8 @@ class Built(Protocol):
     def num_threads(self) -> int | None: ...
     @property
     def epsilon(self) -> float: ...
+    @property
+    def precision(self) -> str: ...
 
 
 def target_of(case: Built) -> str:
@@ -116,7 +121,9 @@ def _runs_here(device: str) -> bool:
 
 
 def options_of(case: Built) -> BuildOptions:
-    return BuildOptions(num_threads=case.num_threads, epsilon=case.epsilon)
+    options = BuildOptions(num_threads=case.num_threads, epsilon=case.epsilon)
+    is_narrowed = case.precision == "bfloat16" and not opencl.is_gpu(case.device)
+    return options.updated(precision=EMULATED) if is_narrowed else options
 
 
 def constants(case: OperatorCase) -> dict[str, Array]:

@@ -52,7 +52,7 @@ class OperatorCase:
     ``reduction_size`` K is the number of elements that go into one element of the result, for the tolerance.
     ``typical_magnitude`` is the size of a result that may vanish by cancellation, 0 where it cannot.
     ``num_threads`` and ``epsilon`` are build options. ``device``: a row of the tables ("cpu-avx2") to build for where
-    this CPU can run its code; narrower registers give other tiles.
+    this CPU can run its code; narrower registers give other tiles. ``precision``: what float32 products run in.
     """
 
     seed: int
@@ -72,6 +72,7 @@ class OperatorCase:
     num_threads: int | None = None
     epsilon: float = 0.0
     device: str = ""
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         assert 1 <= self.arity <= len(self.inputs), self

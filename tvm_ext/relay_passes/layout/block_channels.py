@@ -7,6 +7,7 @@ chain changes the layout by itself, and blocked operators are written as tensor 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from tvm_ext._tvm import (
@@ -46,7 +47,7 @@ from .blocked import (
 )
 from .choice import choose_layouts
 from .depth import DEPTH, DepthWindow, over_depth
-from .graph import Operator, read_block, uses
+from .graph import CONVOLVED, Operator, read_block, uses
 
 
 @module_pass(opt_level=0, name="tvm_ext.BlockChannels")
@@ -66,11 +67,12 @@ class BlockChannels:
 
     def __init__(self, device: DeviceSpec, layout: Literal["auto", "NCHWc"] = "auto") -> None:
         self.block, self.always = device.teu_lanes, layout == "NCHWc"
-        row = dot_instruction(device, "uint8", "int8", "int32")
-        self.group = 1 if row is None else row.group
+        types = (own for own in CONVOLVED if own[0] != own[2])
+        rows = {own[0]: dot_instruction(device, *own) for own in types}
+        self.groups = {data: 1 if row is None else row.group for data, row in rows.items()}
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        mutator = _Rewrite(mod, self.block, self.group)
+        mutator = _Rewrite(mod, self.block, self.groups)
         chains: list[LayoutChain] = []
         for _, func in mod.functions_items():
             if isinstance(func, relax.Function):
@@ -88,9 +90,9 @@ class BlockChannels:
 class _Rewrite(CallRewriter):
     """Rewrites the planned bindings. A blocked operator's own variable becomes its result transformed back to NCHW."""
 
-    def __init__(self, mod: IRModule, block: int, group: int) -> None:
+    def __init__(self, mod: IRModule, block: int, groups: Mapping[str, int]) -> None:
         super().__init__(mod)
-        self.block, self.group = block, group
+        self.block, self.groups = block, groups
         self.operators: dict[Var, Operator] = {}  # by variable: those to rewrite
         self.blocked_variables: set[Var] = set()
         self.blocked: dict[Var, Expr] = {}  # by the original variable: its blocked value, inside one dataflow block
@@ -154,10 +156,11 @@ class _Rewrite(CallRewriter):
         # A transform that some pooling asked for does not concern a convolution, which reads either layout.
         reads_blocks = data in self.blocked and data in self.blocked_variables
         source = self.blocked[data] if reads_blocks else self.visit_expr(data)
-        if not reads_blocks and str(data.ty.dtype) == "uint8" and int(operator.call.attrs.groups) == 1:
+        group = self.groups.get(str(data.ty.dtype), 1)
+        if not reads_blocks and group > 1 and int(operator.call.attrs.groups) == 1:
             # The image itself: a dot-product instruction wants a group of channels beside each other.
-            source = self.builder_.emit(in_groups(self.builder_, source, self.group))
-            weight = in_groups(self.builder_, weight, self.group)
+            source = self.builder_.emit(in_groups(self.builder_, source, group))
+            weight = in_groups(self.builder_, weight, group)
         writes_blocks = operator.variable in self.blocked_variables
         attrs = operator.call.attrs
         compute = convolution(ConvWindow.of(attrs), int(attrs.groups), self.block, blocked_output=writes_blocks)

@@ -39,8 +39,9 @@ registers, and of another step. Measured on a Zen 3 (AVX2): 0 for 56 x 56, where
 for 28 x 28, 1.0 to 2.1 for 14 x 14 and 7 x 7, 1.4 to 1.6 for step 2.
 """
 
-NARROW_PRODUCTS_GAIN = 1.0
-"""Share of its float32 time that a convolution of bytes gains, whose instructions need channels beside each other."""
+NARROW_PRODUCTS_GAIN = {"uint8": 1.0, "bfloat16": 0.5}
+"""Share of its float32 time that a convolution of such data gains, whose instructions need channels beside each other.
+"""
 
 NARROW_BLOCKS = 2
 """Of the same measurement."""
@@ -57,16 +58,16 @@ where blocks let Winograd's form take it; the transform before that is of a thir
 def gain(operator: Operator) -> float:
     """What the operator itself gains by working blocked, in elements of a transform."""
     points = float(prod(operator.shape))
-    is_narrow_product = str(operator.variable.ty.dtype) == "int32"
+    narrow = NARROW_PRODUCTS_GAIN.get(str(operator.data[0].ty.dtype), 0.0) if operator.data else 0.0
     if operator.role == "convolution":
         _, depth, *taps = shape_of(operator.call.args[1])
         flops = 2.0 * points * depth * prod(taps)
-        if is_narrow_product:
-            return NARROW_PRODUCTS_GAIN * flops / FLOPS_PER_ELEMENT
+        if narrow:
+            return narrow * flops / FLOPS_PER_ELEMENT
         plain = tuple(taps) == (1, 1) and ConvWindow.of(operator.call.attrs).moves_by_one
         return (PRODUCT_GAIN if plain else WINDOW_GAIN) * flops / FLOPS_PER_ELEMENT
     if operator.role == "depthwise":
-        if is_narrow_product or not ConvWindow.of(operator.call.attrs).moves_by_one:
+        if narrow or not ConvWindow.of(operator.call.attrs).moves_by_one:
             return points * STRIDED_DEPTHWISE_GAIN
         is_narrow = operator.shape[3] < NARROW_BLOCKS * operator.block
         return points * (NARROW_DEPTHWISE_GAIN if is_narrow else DEPTHWISE_GAIN)

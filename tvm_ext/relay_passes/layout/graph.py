@@ -44,9 +44,13 @@ sin sqrt square subtract tanh nn.gelu nn.gelu_tanh nn.leakyrelu nn.relu nn.relu6
 ELEMENT_WISE = frozenset(f"relax.{name}" for name in _ELEMENT_WISE.split())
 POOLS = frozenset(("relax.nn.max_pool2d", "relax.nn.avg_pool2d"))
 ADAPTIVE_POOL = "relax.nn.adaptive_avg_pool2d"
-NUMBERS = ("float32", "int32", "uint8", "int8")
+NUMBERS = ("float32", "bfloat16", "int32", "uint8", "int8")
 """Types of tensors that may be blocked: floats, and those of quantised operators."""
-CONVOLVED = (("float32", "float32", "float32"), ("uint8", "int8", "int32"))
+CONVOLVED = (
+    ("float32", "float32", "float32"),
+    ("bfloat16", "bfloat16", "float32"),
+    ("uint8", "int8", "int32"),
+)
 """Types of a convolution's data, weights and result."""
 REDUCTIONS = frozenset(f"relax.{name}" for name in ("mean", "sum", "max", "min"))
 
