@@ -10,12 +10,16 @@ is a stride-1 convolution for each of the s * s phases. All of them together are
 filters, whose channels are then interleaved ("pixel shuffle"). Worked example: 4 x 4 taps of stride 2 on 28 x 28 x 64
 are 16 taps at 56 x 56 places, where only 4 meet a value; by phase they are 4 taps at 29 x 29 places with 4 times as
 many filters.
+
+Where the stride does not divide the kernel, phases have taps of different numbers: those of 3 x 3 and stride 2 have 4,
+2, 2 and 1. On CPUs phases of as many taps are a convolution of their own, if that saves enough: 9 taps, not 16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -25,9 +29,13 @@ from tvm_ext._tvm import (
     Expr,
     IRModule,
     PassContext,
+    Target,
+    TeTensor,
     expr_mutator,
     module_pass,
     relax,
+    te,
+    tirx,
 )
 from tvm_ext.analysis.relax_values import operator_name, static_shape
 from tvm_ext.support.arithmetic import ceil_div
@@ -37,20 +45,39 @@ from .rewriting import CallRewriter
 
 TRANSPOSED = "relax.nn.conv2d_transpose"
 
+LEAST_SAVED = 8e6
+"""A choice: multiply-adds of zeros, about 20 us, for which a convolution is worth cutting into up to four."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseRange:
+    """The phases ``first`` to ``first + count - 1`` of one dimension, each with ``taps``."""
+
+    first: int
+    count: int
+    taps: int
+
+
+def parts(kernel: int, stride: int) -> list[PhaseRange]:
+    """Phases by their taps. Worked example, 3 taps and stride 2: taps 0 and 2 are phase 0, tap 1 is phase 1."""
+    taps, more = divmod(kernel, stride)
+    if more == 0 or taps == 0:
+        return [PhaseRange(first=0, count=stride, taps=ceil_div(kernel, stride))]
+    return [PhaseRange(first=0, count=more, taps=taps + 1), PhaseRange(first=more, count=stride - more, taps=taps)]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Phases:
     """One dimension: input places q read from ``first`` to ``last``, and what is cropped from their interleaving."""
 
-    taps: int  # per phase
     first: int
     last: int
     crop: int
     length: int
 
-    def padding(self, size: int) -> tuple[int, int]:
+    def padding(self, size: int, taps: int) -> tuple[int, int]:
         """Zeros before and after an input of ``size`` for exactly the places wanted; below 0 where it is cropped."""
-        return self.taps - 1 - self.first, self.last - (size - 1)
+        return taps - 1 - self.first, self.last - (size - 1)
 
 
 def _phases(size: int, kernel: int, stride: int, padding: tuple[int, int], extra: int) -> _Phases:
@@ -58,7 +85,6 @@ def _phases(size: int, kernel: int, stride: int, padding: tuple[int, int], extra
     length = (size - 1) * stride - sum(padding) + kernel + extra
     first = padding[0] // stride
     return _Phases(
-        taps=ceil_div(kernel, stride),
         first=first,
         last=(padding[0] + length - 1) // stride,
         crop=padding[0] - first * stride,
@@ -66,17 +92,18 @@ def _phases(size: int, kernel: int, stride: int, padding: tuple[int, int], extra
     )
 
 
-def phase_filters(weight: Array, strides: Sequence[int], groups: int) -> Array:
-    """The filters [F * sy * sx, C / groups, jy, jx] of all phases, from a transposed kernel [C, F / groups, ky, kx]."""
+def phase_filters(weight: Array, strides: Sequence[int], groups: int, rows: PhaseRange, columns: PhaseRange) -> Array:
+    """The filters [F * y * x, C / groups, jy, jx] of some phases, from a transposed kernel [C, F / groups, ky, kx]."""
     channels, filters, *kernel = weight.shape
     taps = [ceil_div(k, s) for k, s in zip(kernel, strides, strict=True)]
     whole = np.zeros((channels, filters, taps[0] * strides[0], taps[1] * strides[1]), weight.dtype)
     whole[:, :, : kernel[0], : kernel[1]] = weight
     # tap = stride * j + phase: split it, flip j, and bring the phases to the filters
     split = whole.reshape(groups, channels // groups, filters, taps[0], strides[0], taps[1], strides[1])
-    flipped = split[:, :, :, ::-1, :, ::-1, :]
-    ordered = flipped.transpose(0, 2, 4, 6, 1, 3, 5)
-    return np.ascontiguousarray(ordered.reshape(-1, channels // groups, *taps))
+    some = split[:, :, :, : rows.taps, rows.first : rows.first + rows.count]
+    some = some[:, :, :, :, :, : columns.taps, columns.first : columns.first + columns.count]
+    ordered = some[:, :, :, ::-1, :, ::-1, :].transpose(0, 2, 4, 6, 1, 3, 5)
+    return np.ascontiguousarray(ordered.reshape(-1, channels // groups, rows.taps, columns.taps))
 
 
 @expr_mutator
@@ -102,17 +129,69 @@ class _Expand(CallRewriter):
         sizes = [
             _phases(shape[2 + i], weight.shape[2 + i], strides[i], (pads[i], pads[2 + i]), extra[i]) for i in range(2)
         ]
-        around = [size.padding(shape[2 + i]) for i, size in enumerate(sizes)]
+        cuts = self._cuts(weight.shape, shape, strides)
+        around = [size.padding(shape[2 + i], part.taps) for i, size in enumerate(sizes) for part in cuts[i]]
         if min(min(pair) for pair in around) < 0 or min(size.length for size in sizes) < 1:
             return None  # the output stops short of some input: rare, and stock's form is right
         groups = int(attrs.groups)
-        convolved = relax.op.nn.conv2d(
-            data,
-            relax.const(phase_filters(weight, strides, groups), str(weight.dtype)),  # or float64 becomes float32
-            padding=(around[0][0], around[1][0], around[0][1], around[1][1]),
-            groups=groups,
-        )
-        return self._interleaved(convolved, shape[0], weight.shape[1] * groups, strides, sizes)
+
+        def convolved(rows: PhaseRange, columns: PhaseRange) -> Expr:
+            (top, bottom), (left, right) = (
+                size.padding(shape[2 + i], part.taps)
+                for i, (size, part) in enumerate(zip(sizes, (rows, columns), strict=True))
+            )
+            filters = phase_filters(weight, strides, groups, rows, columns)
+            constant = relax.const(filters, str(weight.dtype))  # or float64 becomes float32
+            return relax.op.nn.conv2d(data, constant, padding=(top, left, bottom, right), groups=groups)
+
+        made = [[self.builder_.emit(convolved(rows, columns)) for columns in cuts[1]] for rows in cuts[0]]
+        filters = weight.shape[1] * groups
+        if _is_gpu():
+            return self._interleaved(made[0][0], shape[0], filters, strides, sizes)
+        return self._woven(made, cuts, (shape[0], filters), strides, sizes)
+
+    def _cuts(self, weight: Sequence[int], shape: Sequence[int], strides: Sequence[int]) -> list[list[PhaseRange]]:
+        """The phases of both dimensions by their taps, or all of them together."""
+        channels, filters, *kernel = weight
+        whole = [[PhaseRange(first=0, count=s, taps=ceil_div(k, s))] for k, s in zip(kernel, strides, strict=True)]
+        zeros = prod(s * cut[0].taps for s, cut in zip(strides, whole, strict=True)) - prod(kernel)
+        is_worth = zeros * channels * filters * prod((shape[0], *shape[2:])) > LEAST_SAVED
+        if _is_gpu() or not is_worth:
+            return whole
+        return [parts(k, s) for k, s in zip(kernel, strides, strict=True)]
+
+    def _woven(
+        self,
+        made: list[list[Expr]],
+        cuts: list[list[PhaseRange]],
+        outer: tuple[int, int],
+        strides: list[int],
+        sizes: list[_Phases],
+    ) -> Expr:
+        """All phases at their places, from [N, F * y * x, q, p] of some in each tensor of ``made``."""
+
+        def weave(*flat: TeTensor) -> TeTensor:
+            tensors = [flat[i * len(cuts[1]) : (i + 1) * len(cuts[1])] for i in range(len(cuts[0]))]
+
+            def element(n: Expr, f: Expr, *place: Expr) -> Expr:
+                moved = [at + size.crop for at, size in zip(place, sizes, strict=True)]
+                at = [tirx.floordiv(own, stride) for own, stride in zip(moved, strides, strict=True)]
+                phases = [tirx.floormod(own, stride) for own, stride in zip(moved, strides, strict=True)]
+
+                def value(i: int, j: int) -> Expr:
+                    rows, columns = cuts[0][i], cuts[1][j]
+                    number = (phases[0] - rows.first) * columns.count + (phases[1] - columns.first)
+                    return tensors[i][j][n, f * (rows.count * columns.count) + number, at[0], at[1]]
+
+                lines = [
+                    _of_phase(phases[1], cuts[1], [value(i, j) for j in range(len(cuts[1]))])
+                    for i in range(len(cuts[0]))
+                ]
+                return _of_phase(phases[0], cuts[0], lines)
+
+            return te.compute((*outer, *(size.length for size in sizes)), element, name="T_weave")
+
+        return self.builder_.call_te(weave, *(item for line in made for item in line), primfunc_name_hint="weave")
 
     def _interleaved(self, phases: Expr, batch: int, filters: int, strides: list[int], sizes: list[_Phases]) -> Expr:
         places = [size.last - size.first + 1 for size in sizes]
@@ -123,6 +202,16 @@ class _Expand(CallRewriter):
             return whole
         begin, end = [size.crop for size in sizes], [size.crop + size.length for size in sizes]
         return relax.op.strided_slice(whole, axes=[2, 3], begin=begin, end=end)
+
+
+def _is_gpu() -> bool:
+    target = Target.current(allow_none=True)
+    return target is not None and "gpu" in target.keys
+
+
+def _of_phase(phase: Expr, cut: Sequence[PhaseRange], values: Sequence[Expr]) -> Expr:
+    """The value of the part that ``phase`` is in."""
+    return values[0] if len(cut) == 1 else tirx.if_then_else(phase < cut[1].first, values[0], values[1])
 
 
 @module_pass(opt_level=0, name="tvm_ext.ExpandTransposedConvolutions")

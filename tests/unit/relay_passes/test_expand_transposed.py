@@ -11,6 +11,8 @@ from tvm import relax
 
 from tests.support.small_modules import module_of
 from tvm_ext import relay
+from tvm_ext._tvm import structural_walk
+from tvm_ext.analysis.relax_values import operator_name
 from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
 
 Array = np.ndarray[Any, Any]
@@ -70,6 +72,30 @@ def test_gives_the_same_sums(shape: Any, kernel: Any, strides: Any, pads: Any, e
     actual = library.vm(tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "size", "taps"),
+    [(3, 2, 40, [(2, 2), (2, 1), (1, 2), (1, 1)]), (4, 2, 40, [(2, 2)]), (3, 2, 4, [(2, 2)]), (2, 3, 40, [(1, 1)])],
+)
+def test_phases_of_as_many_taps_are_one_convolution(kernel: int, stride: int, size: int, taps: Any) -> None:
+    """Where the zeros that this saves are worth it; the sums are right either way."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((1, 64, size, size)).astype("float32")
+    w = rng.standard_normal((64, 20, kernel, kernel)).astype("float32")
+    module = _module(x.shape, w, strides=stride, padding=1)
+    found: list[tuple[int, ...]] = []
+    structural_walk(
+        ExpandTransposedConvolutions()(module)["main"],
+        (relax.Call, lambda call: found.append(tuple(call.args[1].value.shape[2:])) if _is_convolution(call) else None),
+    )
+    assert found == taps
+    actual = relay.build(module, "llvm").vm(tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+    np.testing.assert_allclose(actual, _expected(x, w, (stride,) * 2, (1,) * 4, (0, 0), 1), rtol=1e-3, atol=1e-3)
+
+
+def _is_convolution(call: relax.Call) -> bool:
+    return operator_name(call) == "relax.nn.conv2d"
 
 
 def test_double_precision_stays_double() -> None:

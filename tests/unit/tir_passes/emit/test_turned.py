@@ -31,7 +31,9 @@ def transposed(*axes):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("shape", [(16, 16), (77, 133), (4, 100), (33, 5), (16, 1001), (256, 48), (17, 31)])
+@pytest.mark.parametrize(
+    "shape", [(16, 16), (77, 133), (4, 100), (33, 5), (16, 1001), (256, 48), (17, 31), (2048, 20), (1024, 77)]
+)
 @pytest.mark.parametrize("dtype", ["float32", "int32", "float64", "int64"])
 def test_matrices_of_any_sides_are_turned(shape, dtype, rng):
     x = rng.integers(-1000, 1000, shape).astype(dtype)

@@ -54,6 +54,7 @@ from ...expressions.reciprocals import with_reciprocals
 from .reduce_row import PARTIAL_REGISTERS, reduce_row, runs_inside
 from .sections import Section, sections
 from .turned import TASKS_PER_UNIT, has_guard, turned_squares
+from .woven import WovenAxis, turns_of
 
 SHORT_AXES = (4, 8, 16)  # elements of a last axis that is one SIMD register, as in the layout NCHW16c
 LOCAL_ROW_BYTES = 16 * 1024  # a row buffer up to this size lives on the thread's stack, a larger one in its workspace
@@ -246,7 +247,11 @@ class _Row:
 def _by_sections(
     computation: Computation, table: list[tuple[Var, Expr]], inner: tuple[Var, ...], device: DeviceSpec
 ) -> Stmt:
-    """`_spatial`, or for each section of the last axis a loop of its own, vector by vector where it is short."""
+    """`_spatial`, or for each section of the last axis a loop of its own, vector by vector where it is short; in turns
+    where the elements come so."""
+    turns = turns_of(computation, inner) if inner else []
+    if turns:
+        return _in_turns(computation, table, inner, turns)
     parts = sections(computation.value, inner[-1], computation.extent(inner[-1])) if inner else []
     if len(parts) < 2:
         return _spatial(computation, table, inner, device)
@@ -263,6 +268,23 @@ def _by_sections(
         return vector_loops(part.size, device.teu_lanes, vector_kind(part.value), point)
 
     return over(computation, outer, lambda at: sequence(*(section(part, at) for part in parts)))
+
+
+def _in_turns(
+    computation: Computation, table: list[tuple[Var, Expr]], axes: tuple[Var, ...], turns: Sequence[WovenAxis]
+) -> Stmt:
+    if not axes:
+        return store_point(computation, table)
+    axis, extent = axes[0], computation.extent(axes[0])
+
+    def at(place: Expr, value: Expr) -> Stmt:
+        known = dataclasses.replace(computation, value=value)
+        return _in_turns(known, table + bind([axis], [place]), axes[1:], turns)
+
+    own = next((item for item in turns if item.axis.same_as(axis)), None)
+    if own is not None:
+        return own.emit(extent, computation.value, at)
+    return loop(extent, SERIAL, axis.name, lambda place: at(place, computation.value))
 
 
 def _spatial(
