@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "threads_beside.py",
         "compile_time.py",
         "memory.py",
+        "open_shapes.py",
         "model_quality.py",
         "rammer_runtime.py",
         f"ablation.py --plot {DOCS / 'ablation.png'}",

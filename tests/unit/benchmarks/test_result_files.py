@@ -136,7 +136,7 @@ MAINS: dict[str, dict[str, Any]] = {
     "metaschedule_model.py": {}, "model_quality.py": {}, "models.py": {}, "operators.py": {}, "rows.py": {},
     "packed_products.py": {}, "gpu/ablation.py": {},
     "attention.py": {}, "persistent.py": {}, "rammer.py": {}, "rammer_runtime.py": {}, "rammer_simulated.py": {},
-    "winograd.py": {}, "drawn.py": {}, "exported.py": {}, "memory.py": {},
+    "winograd.py": {}, "drawn.py": {}, "exported.py": {}, "memory.py": {}, "open_shapes.py": {},
     "gpu/chains.py": {}, "gpu/heuristics.py": {}, "gpu/interpret.py": {}, "gpu/templates.py": {},
     "gpu/models.py": {}, "gpu/pipelining.py": {}, "gpu/pipelining_model.py": {}, "gpu/sweep.py": {"compile": False},
     "gpu/schedules.py": {}, "threads_beside.py": {},
