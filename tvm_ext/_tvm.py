@@ -229,7 +229,8 @@ def ptx_call(instruction: str, *operands: Expr) -> Call:
 
 
 # --- target and runtime -------------------------------------------------------------------------------------------
-tensor, empty = tvm.runtime.tensor, tvm.runtime.empty
+tensor = tvm.runtime.tensor
+empty = tvm.runtime.empty
 finalize_device_passes = _s_tir_pipeline.finalize_device_passes
 llvm_get_intrinsic_name = _codegen.llvm_get_intrinsic_name
 llvm_get_system_cpu = _codegen.llvm_get_system_cpu

@@ -45,7 +45,7 @@ def test_what_serves_jobs_needs_no_compiler(scripts: SimpleNamespace) -> None:
     assert "_tvm.py" not in needed and "autotune/builders.py" not in needed
     assert all((package / name).is_file() for name in needed)
     assert {name.partition("/")[0] for name in needed} <= {
-        "autotune", "records", "support", "errors.py", "options.py", "core_count.py",
+        "autotune", "devices", "records", "support", "errors.py", "options.py", "core_count.py",
     }  # fmt: skip
 
 

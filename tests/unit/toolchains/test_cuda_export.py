@@ -23,7 +23,7 @@ from tvm_ext._tvm import pack_imports, relax, tirx
 from tvm_ext.errors import CompileError, ExportError, OptionError, UnsupportedEnvironmentError
 from tvm_ext.ir.build_ir import index, load, store
 from tvm_ext.ir.simt_ir import launch
-from tvm_ext.runtime import cuda_runtime, library
+from tvm_ext.runtime import cuda_runtime, open_library
 from tvm_ext.runtime.export import METADATA_FUNCTION, export_executable
 from tvm_ext.toolchains.cuda_export import architecture_of, embed_machine_code
 from tvm_ext.toolchains.cuda_fatbin import MAGIC, write_fatbin
@@ -244,7 +244,7 @@ def test_without_a_driver_opening_a_library_says_what_is_missing(executable: Any
     path = tmp_path / "double.so"
     export_executable(executable, "{}", path, 1 << 20)
     with pytest.raises(UnsupportedEnvironmentError, match=r"double.so holds CUDA kernels: ") as refused:
-        library.load(path)
+        open_library.load(path)
     assert "\n" not in refused.value.problem
     if "libcudart" not in refused.value.problem:
         assert refused.value.problem.endswith("this machine has no CUDA driver (libcuda.so.1).")
@@ -274,15 +274,15 @@ def _model() -> Any:
 def test_a_model_runs_where_a_gpu_and_the_runtime_are(
     schedules: bool, launched: list[str], stub: StubDriver, tmp_path: Path
 ) -> None:
-    """Built and exported without a GPU; opened by `library.load` in a process that has TVM's runtime alone."""
+    """Built and exported without a GPU; opened by `open_library.load` in a process that has TVM's runtime alone."""
     path, log = tmp_path / "model.so", tmp_path / "log"
     library_ = relay.build(_model(), "nvidia-a100", enable_rammer=schedules)
     library_.export_library(path, architectures=["sm_80", "sm_90"])
     code = f"""
 import numpy as np, tvm
-from tvm_ext.runtime import library
+from tvm_ext.runtime import open_library
 assert tvm.base._RUNTIME_ONLY
-module = library.load({str(path)!r})["default"](tvm.cuda(0))
+module = open_library.load({str(path)!r})["default"](tvm.cuda(0))
 module.run(x=np.ones((16, 32), "float32"), w=np.ones((32, 24), "float32"))
 print(module.get_output(0).numpy().shape)
 """

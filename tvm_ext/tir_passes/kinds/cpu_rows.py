@@ -37,7 +37,7 @@ class CpuRows(KernelKind):
         if not isinstance(group, RowGroup):
             return None
         joined = join_points(group, kept_buffers(group, context.operator))
-        return RowPart(rows=canonical_rows(joined), context=context)
+        return RowPart(rows=canonical_rows(joined, fuses_points=True), context=context)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

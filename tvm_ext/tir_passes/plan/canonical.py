@@ -15,6 +15,7 @@ from tvm_ext.analysis.computation_rewrites import (
     split_divided_axes,
 )
 from tvm_ext.analysis.computations import Computation
+from tvm_ext.analysis.predicates import shared_axes
 from tvm_ext.analysis.tensor_expr import TensorExpr
 
 from ..roller.canonical import canonicalise
@@ -62,21 +63,33 @@ def _with_runs(
     return address_runs(fused, [fused.variables[i] for i, _ in joined], extents, buffers=params, stores=whole)
 
 
-def canonical_rows(group: RowGroup) -> RowGroup:
-    """Fuse what a lone injective computation or the reduction axes of a row allow."""
+def canonical_rows(group: RowGroup, *, fuses_points: bool = False) -> RowGroup:
+    """Fuse what a lone injective computation or the reduction axes of a row allow.
+
+    With ``fuses_points`` also the axes of a row's points: 12 x 12 of them are one run of 144, whose vectors are whole.
+    """
     if len(group.computations) == 1 and not group.computations[0].is_reduction:
         return RowGroup(computations=(canonical_computation(group.computations[0])[0],))
-    return RowGroup(computations=tuple(_fuse_reduction(computation) for computation in group.computations))
+    rows = shared_axes(group.computations)
+    return RowGroup(
+        computations=tuple(
+            _fuse_row(computation, rows) if computation.is_reduction or fuses_points else computation
+            for computation in group.computations
+        )
+    )
 
 
-def _fuse_reduction(computation: Computation) -> Computation:
-    if not computation.is_reduction:
-        return computation
+def _fuse_row(computation: Computation, rows: int) -> Computation:
+    """``computation`` with its reduction axes fused, or, of one without, those behind the first ``rows``."""
     names = axis_names(computation)
     groups: list[list[int]] = []
     for _, originals in canonicalise(tensor_expr_of(computation, name=computation.name)).groups:
         run = [names.index(original) for original in originals]
-        groups += [run] if computation.kinds[run[0]] == "reduce" else [[p] for p in run]
+        if computation.kinds[run[0]] != "reduce":
+            inner = [] if computation.is_reduction else [p for p in run if p >= rows]
+            groups += [[p] for p in run if p not in inner]
+            run = inner
+        groups += [run] if run else []
     present = {p for run in groups for p in run}
     groups += [[p] for p in range(len(names)) if p not in present]  # unit axes, which canonical form leaves out
     return fuse_axes(computation, sorted(groups))

@@ -67,6 +67,16 @@ def test_every_choice_of_rows_is_another_kernel_and_the_first_is_constructions()
     assert all(CHOSEN in reason for _, reason in found)
 
 
+def test_points_of_a_row_are_one_run() -> None:
+    """12 x 12 points behind a mean over both axes: vectors of 144 neighbours, and not of 12."""
+    x = te.placeholder((3, 8, 12, 12), "float32", "x")
+    mean = topi.divide(topi.sum(x, axis=(2, 3), keepdims=True), 144.0)
+    part = part_of(te.create_prim_func([x, topi.subtract(x, mean)]))
+    reduced, points = part.rows.computations[0], part.rows.computations[-1]
+    assert reduced.is_reduction and not points.is_reduction
+    assert [points.extent(variable) for variable in points.spatial] == [3, 8, 144]
+
+
 def test_one_core_has_no_forks_and_scalars_no_registers() -> None:
     one = with_unit_count(DEVICE, 1)
     assert {item.forks for item, _ in part_of(softmax(), one).candidates().found} == {False}
