@@ -93,7 +93,7 @@ __all__ = [
     "StringImm", "Target", "TeTensor", "Tensor", "TensorIntrin", "TensorLoad", "Type", "Var", "VarBinding",
     "VirtualMachine", "assert_structural_equal", "call_pure_extern", "convert_onnx_operator", "copy_module",
     "cpu_dataflow_lower_passes", "cpu_finalize_passes", "cpu_legalize_passes", "cpu_library_dispatch_passes",
-    "cuda_compute_version", "dpl", "empty", "expr_mutator", "expr_visitor", "finalize_device_passes",
+    "cuda_compute_version", "dpl", "expr_mutator", "expr_visitor", "finalize_device_passes",
     "gpu_dataflow_lower_passes", "gpu_finalize_passes", "gpu_library_dispatch_passes", "gpu_schedule_rules",
     "has_effects", "import_onnx", "import_onnx_with", "ir", "llvm_get_intrinsic_name", "llvm_get_system_cpu",
     "load_json", "load_static_library", "mma_schedule", "module_pass", "new_vector_op", "onnx_operators",
@@ -230,7 +230,6 @@ def ptx_call(instruction: str, *operands: Expr) -> Call:
 
 # --- target and runtime -------------------------------------------------------------------------------------------
 tensor = tvm.runtime.tensor
-empty = tvm.runtime.empty
 finalize_device_passes = _s_tir_pipeline.finalize_device_passes
 llvm_get_intrinsic_name = _codegen.llvm_get_intrinsic_name
 llvm_get_system_cpu = _codegen.llvm_get_system_cpu

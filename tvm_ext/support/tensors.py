@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import tvm_ffi
 
-from tvm_ext._tvm import Tensor, empty, tensor
+from tvm_ext._tvm import Tensor, tensor
 
-from .arrays import NUMPY_TYPES, Array
+from .arrays import NUMPY_TYPES, Array, aligned_empty
 
 
 def tensor_over(array: Array) -> Tensor:
@@ -19,9 +19,9 @@ def tensor_of(array: Array) -> Tensor:
     """A copy of ``array``, made once: TVM's own has another of what is not contiguous."""
     if array.dtype.name not in NUMPY_TYPES:
         return tensor(np.ascontiguousarray(array))
-    copy = empty(array.shape, array.dtype.name)
-    np.from_dlpack(copy)[...] = array
-    return copy
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return tensor_over(copy)
 
 
 def array_over(values: Tensor) -> Array:
