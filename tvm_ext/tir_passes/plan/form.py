@@ -26,6 +26,7 @@ from tvm_ext.analysis.predicates import is_in
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import allocate, sequence
+from tvm_ext.ir.llvm_functions import with_texts
 from tvm_ext.ir.simt_ir import SimtKernel
 from tvm_ext.records.choice import CHOICE, ConstantPack, GpuPlan, KernelChoice, Path
 from tvm_ext.records.rprogram import RProgram
@@ -85,7 +86,7 @@ def _allocations(statements: Sequence[Stmt], operator: OperatorBody) -> list[Stm
 def function_like(func: PrimFunc, params: Sequence[Buffer], body: Stmt) -> PrimFunc:
     """A function with ``func``'s attributes and result, of plain loops."""
     attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
-    return tirx.PrimFunc(list(params), body, func.ret_type).with_attrs({**attrs, "s_tir": True})
+    return tirx.PrimFunc(list(params), with_texts(body), func.ret_type).with_attrs({**attrs, "s_tir": True})
 
 
 def packed_params(params: Sequence[Buffer], forms: Sequence[Form]) -> list[Buffer]:

@@ -121,6 +121,12 @@ def test_code_for_a_cpu_with_the_instruction_consists_of_it() -> None:
     assert "vfmadd" not in text and "tvm_ext_llvm" not in text
 
 
+def test_a_kernel_brings_its_functions_to_any_pipeline() -> None:
+    """Stock TVM's pipeline links none: a call without its text ended the process where it was loaded."""
+    kernel, _ = constructed(product(64, 128, 96), constants=(1,), device=row_of("cpu-epyc-zen5"))
+    assert "pragma_import_llvm" in kernel.script()
+
+
 @pytest.mark.parametrize("row", ["cpu-epyc-zen5", "cpu-cascade-lake"])
 def test_rounding_is_one_instruction_where_there_is_one(row: str) -> None:
     device = row_of(row)
