@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tvm_ext._tvm import Target, target_has_feature
 from tvm_ext.support.arithmetic import ceil_div
@@ -64,35 +65,31 @@ Smaller tiles are taken to last as long. Never measured here.
 """
 
 
-def _bytes(name: str, register_bytes: int, *features: str, operations: float, operand_registers: int) -> DotInstruction:
-    return DotInstruction(
-        name=name,
-        data="uint8",
-        weights="int8",
-        sums="int32",
-        group=4,
-        register_bytes=register_bytes,
-        features=features,
-        operations=operations,
-        operand_registers=operand_registers,
-    )
-
-
-def _halves(
-    name: str, register_bytes: int, *features: str, operations: float, operand_registers: int
+def _row(
+    name: str,
+    register_bytes: int,
+    *features: str,
+    types: tuple[str, str, str],
+    group: int,
+    operations: float,
+    operand_registers: int,
 ) -> DotInstruction:
+    data, weights, sums = types
     return DotInstruction(
         name=name,
-        data="bfloat16",
-        weights="bfloat16",
-        sums="float32",
-        group=2,
+        data=data,
+        weights=weights,
+        sums=sums,
+        group=group,
         register_bytes=register_bytes,
         features=features,
         operations=operations,
         operand_registers=operand_registers,
     )
 
+
+_bytes = partial(_row, types=("uint8", "int8", "int32"), group=4)
+_halves = partial(_row, types=("bfloat16", "bfloat16", "float32"), group=2)
 
 VPDPBUSD, VPMADDWD, VDPBF16PS, WIDENED = "vpdpbusd", "vpmaddwd", "vdpbf16ps", "widened"
 USDOT, BFDOT = "usdot", "bfdot"

@@ -8,8 +8,8 @@
   alone. That pass would do the same, but turns NaN into infinity or 0, and does not see what a Let binds.
 * *Instructions* read words of two elements, ``int32``: see `dot_ir`. LLVM's intrinsics have operands of bfloat16, which
   BF16ComputeLegalize would turn into float32. So a kernel calls small functions in LLVM IR, on words, by name.
-  `link_functions`, behind stock TVM's pipeline, puts the text of those that are called into the kernel
-  (`llvm_functions.py`), and LLVM inlines them: vdpbf16ps with an operand from memory is left of a call.
+  Their text is in the kernel from its construction on (`llvm_functions.py`); `link_functions`, behind stock TVM's
+  pipeline, adds that of `ROUND`. LLVM inlines them: vdpbf16ps with an operand from memory is left of a call.
 
 A further instruction needs a row in `devices/dot_instructions.py`, and where LLVM has operands of bfloat16,
 a text in `llvm_functions.py`.

@@ -1,7 +1,7 @@
 """Small functions in LLVM IR that kernels for CPUs call by name: what stock TVM's code generation cannot say itself.
 
-`with_texts` puts the text of those that a kernel calls into it; LLVM inlines them. A kernel whose vectors only stock
-TVM's pipeline makes calls functions that are known behind it (`bfloat16.link_functions`).
+`with_texts` puts the text of those that a kernel calls into it, when it is constructed, so that any pipeline may lower
+it; LLVM inlines them. What is rounded is vectors only behind stock TVM's pipeline (`bfloat16.link_functions`).
 """
 
 from __future__ import annotations

@@ -44,6 +44,8 @@ def test_what_serves_jobs_needs_no_compiler(scripts: SimpleNamespace) -> None:
     assert {"autotune/job_folder.py", "autotune/kernel_worker.py", "autotune/turns.py", "support/arrays.py"} <= needed
     assert "_tvm.py" not in needed and "autotune/builders.py" not in needed
     assert all((package / name).is_file() for name in needed)
+    of_devices = {name for name in needed if name.startswith("devices/")}
+    assert of_devices == {"devices/__init__.py", "devices/cpu_info.py", "devices/tile_permission.py"}
     assert {name.partition("/")[0] for name in needed} <= {
         "autotune", "devices", "records", "support", "errors.py", "options.py", "core_count.py",
     }  # fmt: skip

@@ -46,7 +46,7 @@ from tvm_ext.ir.build_ir import (
     vector_kind,
     vectors,
 )
-from tvm_ext.ir.llvm_functions import keep_rolled, with_texts
+from tvm_ext.ir.llvm_functions import keep_rolled
 from tvm_ext.records.cell import CellTiles
 from tvm_ext.records.choice import ConstantPack
 from tvm_ext.support.arithmetic import ceil_div
@@ -94,7 +94,7 @@ def emit_cell_step(
         cut = all_rows(number, tuple(min(tiles.lanes, rest - first) for first in range(0, rest, tiles.lanes)))
         return if_all([number < index(full)], whole, cut) if full else cut
 
-    statement = with_texts(loop(full + bool(rest), kind, "task", task))
+    statement = loop(full + bool(rest), kind, "task", task)
     return statement, tuple((weight.buffer, weight.pack) for weight in weights)
 
 
