@@ -1,4 +1,4 @@
-"""Importing models: `from_onnx`."""
+"""Importing models: `from_onnx`. What a build begins with: `prepare`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import tvm
+from tvm import relax
 
+from tvm_ext._tvm import Expr
+from tvm_ext.errors import InputError
 from tvm_ext.relay_passes.onnx.import_limits import ImportLimits
-from tvm_ext.relay_passes.onnx.import_model import import_model
+from tvm_ext.relay_passes.onnx.import_model import import_model, require_bound_dimensions
+from tvm_ext.runtime.graph_module import TensorSpec, find_spec
+from tvm_ext.runtime.signature import input_specs, spec_of
 
 IMPORT_SECONDS = "tvm_ext.import_seconds"
 """Attribute of an imported module: how long the import took, for the build report."""
@@ -64,3 +70,50 @@ def _title(model: Any) -> str:
         return os.path.splitext(os.path.basename(model))[0]
     graph = getattr(model, "graph", None)
     return str(getattr(graph, "name", "")) or "main"
+
+
+def prepare(mod: tvm.IRModule | relax.Function, params: Mapping[str, Any], *, may_loop: bool = False) -> tvm.IRModule:
+    """``mod`` with its parameters bound, checked: what the passes start from. Raises InputError as `build` says.
+
+    What is computed twice, as by branches that each begin with the same ReLU, is computed once: before parameters are
+    bound, for constants would be compared element by element.
+
+    ``may_loop``: whether the steps of recurrent layers may be counted at run time.
+    """
+    mod = bind_params(relax.transform.EliminateCommonSubexpr(call_only=True)(as_module(mod)), params)
+    require_bound_dimensions(mod, may_loop=may_loop)
+    return mod
+
+
+def bind_params(mod: tvm.IRModule, params: Mapping[str, Any]) -> tvm.IRModule:
+    """A copy of ``mod`` whose parameters ``params`` are constants; raises InputError where one does not fit."""
+    specs = input_specs(mod)
+    variables = {var.name: var for var in mod["main"].params}
+    values = {}
+    for name, value in params.items():
+        spec = find_spec(specs, name)
+        _check_param(spec, value)
+        values[variables[spec.name]] = (
+            value if isinstance(value, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(value))
+        )
+    if not values:
+        return mod
+    return relax.transform.BindParams("main", values)(mod)
+
+
+def as_module(mod: tvm.IRModule | relax.Function) -> tvm.IRModule:
+    if isinstance(mod, relax.Function):
+        return tvm.IRModule({"main": mod})
+    if "main" not in [variable.name_hint for variable in mod.get_global_vars()]:
+        raise InputError("the module has no function 'main'.", "rename the function to build to 'main'")
+    return mod
+
+
+def _check_param(spec: TensorSpec, value: Expr) -> None:
+    given = spec_of(spec.name, value)
+    assert given.shape is not None
+    if not spec.accepts([int(size) for size in given.shape], given.dtype):
+        raise InputError(
+            f"parameter {spec.name!r} should be {spec}, but is {given}.",
+            "pass the parameters that belong to this model",
+        )

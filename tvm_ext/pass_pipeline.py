@@ -34,6 +34,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import OptionError
 from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions
+from tvm_ext.rammer_runtime.legacy.use_kernels import GivenKernels, UseLegacyKernels
 from tvm_ext.rammer_runtime.settle import with_schedules_settled
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
@@ -282,8 +283,8 @@ def rammer_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transfo
 
 def lowering_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
     """From kernels in a graph to what the Relax VM executes: stock TVM's passes in stock TVM's order."""
-    dataflow_lower = cpu_dataflow_lower_passes if is_cpu(target) else gpu_dataflow_lower_passes
-    finalize = cpu_finalize_passes if is_cpu(target) else gpu_finalize_passes
+    cpu = (cpu_dataflow_lower_passes, cpu_finalize_passes)
+    dataflow_lower, finalize = cpu if is_cpu(target) else (gpu_dataflow_lower_passes, gpu_finalize_passes)
     # Reshapes are views already, and this pass fails on kernels that are not in the form LegalizeOps gives them.
     dataflow = [item for item in dataflow_lower(target) if item.info.name != "RewriteDataflowReshape"]
     return [*dataflow, *finalize(target)]
@@ -299,19 +300,20 @@ def kernel_pipeline(
     options: BuildOptions,
     cache: KernelCache | None = None,
     tiles: TileChoices = NO_CHOICES,
+    kernels: GivenKernels | None = None,
 ) -> tvm.transform.Sequential:
     """Every pass up to scheduled kernels; the result still is a Relax graph of ``call_tir``."""
-    passes = [operator_pipeline(target, device, options), *kernel_passes(device, options, cache, tiles)]
+    given = [UseLegacyKernels(kernels, device)] if kernels else []
+    passes = [operator_pipeline(target, device, options), *given, *kernel_passes(device, options, cache, tiles)]
     return tvm.transform.Sequential(passes, name="tvm_ext.kernels")
 
 
 def operator_pipeline(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> tvm.transform.Sequential:
     """Every pass up to one unscheduled PrimFunc per fused operator, which is what kernels are constructed from."""
-    bounds = options.bounds if device.kind == "cpu" else "wrap"
     passes = [
         # Before anything changes the importer's form of the steps.
         *recurrent_passes(device, options),
-        *graph_passes(bounds),
+        *graph_passes(options.bounds if device.kind == "cpu" else "wrap"),
         *narrowing_passes(target, device, options),
         *layout_passes(device, options),
         *attention_passes(device, options),
@@ -366,10 +368,11 @@ def plan_build(
     cache: KernelCache | None = None,
     tiles: TunedTiles | None = None,
     code: tvm.target.Target | None = None,
+    kernels: GivenKernels | None = None,
 ) -> BuildPlan:
     """Resolve ``target``, order the passes, with ``tiles`` or the database's, for machine code of ``code`` where given.
 
-    Raises TargetError for what is not known.
+    Raises TargetError for what is not known. ``kernels`` are a user's, by the names of operators.
     """
     if options.device is not None and is_bare(target) and target != "opencl":
         target = options.device  # "cuda" leaves the architecture open, and the device says it
@@ -392,6 +395,6 @@ def plan_build(
         target=resolved,
         options=options,
         tiles=tiles,
-        construct=kernel_pipeline(resolved, device, options, cache, tiles.configurations),
+        construct=kernel_pipeline(resolved, device, options, cache, tiles.configurations, kernels),
         lower=tvm.transform.Sequential([*rammer_passes(device, options), lowering_pipeline(resolved)]),
     )

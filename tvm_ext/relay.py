@@ -16,20 +16,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import tvm
 from tvm import relax
 
 from tvm_ext import frontend, recorder
-from tvm_ext._tvm import Expr
+from tvm_ext._tvm import PrimFunc
 from tvm_ext.autotune.choose import tuned_tiles
 from tvm_ext.autotune.store import MeasurementStore
 from tvm_ext.devices.cpu_info import read_cpu_info
 from tvm_ext.devices.device_db import cpu_needs
 from tvm_ext.errors import InputError, OptionError
 from tvm_ext.exclusive import EXCLUSIVE
+from tvm_ext.frontend import as_module, bind_params, prepare
 from tvm_ext.options import BuildOptions, usable_core_count
 from tvm_ext.pass_pipeline import BuildPlan, kernel_passes, operator_pipeline, plan_build
+from tvm_ext.rammer_runtime.legacy.use_kernels import GivenKernels, LegacyKernel
 from tvm_ext.records.build_profile import (
     BINDING,
     CONSTRUCTING,
@@ -48,16 +49,15 @@ from tvm_ext.relay_passes.batching.prove import ModelAt
 from tvm_ext.relay_passes.name_kernels import NameKernels, merged
 from tvm_ext.relay_passes.narrow_floats import KEPT
 from tvm_ext.relay_passes.onnx.clean import as_identifier
-from tvm_ext.relay_passes.onnx.import_model import require_bound_dimensions
 from tvm_ext.relay_passes.onnx.load import load_onnx
 from tvm_ext.relay_passes.wavefronts.policies import require_policy
 from tvm_ext.runtime import graph_module
 from tvm_ext.runtime import graph_module as graph_executor
 from tvm_ext.runtime.cuda_source import own_cuda_compiler
-from tvm_ext.runtime.graph_module import GraphModule, TensorSpec, find_spec
+from tvm_ext.runtime.graph_module import GraphModule, TensorSpec
 from tvm_ext.runtime.library import Library, Signature
 from tvm_ext.runtime.open_library import OpenLibrary, OpenModule, OpenSignature, Variant, load
-from tvm_ext.runtime.signature import input_specs, output_specs, spec_of
+from tvm_ext.runtime.signature import input_specs, output_specs
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.support.pass_clock import PassClock, timed_context
 from tvm_ext.support.shared_constants import ConstantStore, shared, sharing
@@ -66,8 +66,8 @@ from tvm_ext.toolchains.code_generation import GeneratedCode, UnusableCodeError,
 from tvm_ext.toolchains.rocm_toolchain import enable_rocm
 
 __all__ = [
-    "GraphModule", "Library", "OpenLibrary", "OpenModule", "TensorSpec", "build", "build_open", "frontend",
-    "graph_executor", "graph_module", "load",
+    "GraphModule", "LegacyKernel", "Library", "OpenLibrary", "OpenModule", "TensorSpec", "bind_params", "build",
+    "build_open", "frontend", "graph_executor", "graph_module", "load", "operators", "prepare",
 ]  # fmt: skip
 
 
@@ -85,6 +85,7 @@ def build(
     verify: bool = False,
     tune: TuneLike | TuningRequest | None = None,
     samples: Mapping[str, Any] | None = None,
+    kernels: GivenKernels | None = None,
     **settings: Any,
 ) -> Library:
     """Compile a Relax module with kernels that Roller constructs.
@@ -121,13 +122,17 @@ def build(
         timedelta), and keep what was measured in the database, which later builds consult. A `TuningRequest` says more.
     samples
         Inputs by name to measure the error of ``precision_bound`` on; None: seeded random ones.
+    kernels
+        On GPUs: kernels of your own by the names of operators that `operators` lists, each a `LegacyKernel` (CUDA text
+        with its launch) or a scheduled TensorIR function. Schedules of rTasks run them as any other.
     settings
         Single fields of `BuildOptions`, which win over ``options``.
 
     Raises
     ------
     InputError
-        for parameters that do not fit, or an open input dimension, but of a CPU's recurrent steps, naming both.
+        for parameters that do not fit, or an open input dimension, but of a CPU's recurrent steps, naming both; for
+        ``kernels`` that do not fit their operator or the device.
     TargetError, OptionError
         for an unknown target or option, with the nearest known ones.
     UnsupportedEnvironmentError
@@ -145,14 +150,14 @@ def build(
     settings |= {name: value for name, value in switches.items() if value is not None}
     chosen = options.updated(**settings) if options is not None else BuildOptions.current(**settings)
     require_policy(chosen.rammer_policy)
-    mod = _as_module(mod)
+    mod = as_module(mod)
     if chosen.measures_precision and KEPT not in (mod.attrs or {}):
         from tvm_ext.verify.precision_bound import within_bound
 
-        again = partial(build, target=target, params=params, progress=progress, tune=tune)
+        again = partial(build, target=target, params=params, progress=progress, tune=tune, kernels=kernels)
         return within_bound(mod, chosen, again, samples)
     cache = KernelCache.for_build(chosen)
-    plan = plan_build(target, chosen, cache)
+    plan = plan_build(target, chosen, cache, kernels=kernels)
     if verify and plan.device.kind == "cpu":
         raise InputError(
             f"verify=True interprets GPU kernels, and the target is {plan.device.name}.",
@@ -164,12 +169,34 @@ def build(
     watch.split(BINDING)
     tuning = None
     if request is not None:
+        if kernels:
+            raise InputError("kernels= are for GPUs, and tune is for CPUs.", "leave one of them out")
         plan, tuning = _tuned(mod, target, plan, cache, request)
         watch.split(TUNING)
     kernels, code = _code_of({"main": mod}, plan, cache, clock, watch, verify=verify)
     report = recorder.record(mod, kernels["main"], plan, chosen, clock, watch, code.times, cache.use(), tuning)
     signature = Signature(inputs=input_specs(mod), outputs=output_specs(mod), report=report, cpu=cpu_needs(plan.target))
     return Library(code.executable, signature, code=code)
+
+
+def operators(
+    mod: tvm.IRModule | relax.Function,
+    target: str | dict[str, Any] | tvm.target.Target,
+    params: Mapping[str, Any] | None = None,
+    *,
+    options: BuildOptions | None = None,
+    **settings: Any,
+) -> dict[str, PrimFunc]:
+    """The fused operators that `build` would make kernels for, by name, as unscheduled TensorIR functions.
+
+    Their parameters are the tensors that ``kernels`` of `build` have to take. Arguments and errors as of `build`.
+    """
+    chosen = options.updated(**settings) if options is not None else BuildOptions.current(**settings)
+    plan = plan_build(target, chosen)
+    prepared = prepare(mod, params or {}, may_loop=plan.device.kind == "cpu")
+    with EXCLUSIVE, plan.target:
+        found = operator_pipeline(plan.target, plan.device, plan.options)(prepared)
+    return {gv.name_hint: func for gv, func in found.functions_items() if isinstance(func, PrimFunc)}
 
 
 def build_open(
@@ -235,53 +262,6 @@ def build_open(
         signature = Signature(inputs=input_specs(mod), outputs=output_specs(mod), report=report, cpu=cpu)
         variants.append(Variant(name=name, sizes=tuple(values.values()), signature=signature))
     return OpenLibrary(code.executable, OpenSignature.of(dimensions.dimensions, variants), code=code)
-
-
-def prepare(mod: tvm.IRModule | relax.Function, params: Mapping[str, Any], *, may_loop: bool = False) -> tvm.IRModule:
-    """``mod`` with its parameters bound, checked: what the passes start from. Raises InputError as `build` says.
-
-    What is computed twice, as by branches that each begin with the same ReLU, is computed once: before parameters are
-    bound, for constants would be compared element by element.
-
-    ``may_loop``: whether the steps of recurrent layers may be counted at run time.
-    """
-    mod = bind_params(relax.transform.EliminateCommonSubexpr(call_only=True)(_as_module(mod)), params)
-    require_bound_dimensions(mod, may_loop=may_loop)
-    return mod
-
-
-def bind_params(mod: tvm.IRModule, params: Mapping[str, Any]) -> tvm.IRModule:
-    """A copy of ``mod`` whose parameters ``params`` are constants; raises InputError where one does not fit."""
-    specs = input_specs(mod)
-    variables = {var.name: var for var in mod["main"].params}
-    values = {}
-    for name, value in params.items():
-        spec = find_spec(specs, name)
-        _check_param(spec, value)
-        values[variables[spec.name]] = (
-            value if isinstance(value, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(value))
-        )
-    if not values:
-        return mod
-    return relax.transform.BindParams("main", values)(mod)
-
-
-def _as_module(mod: tvm.IRModule | relax.Function) -> tvm.IRModule:
-    if isinstance(mod, relax.Function):
-        return tvm.IRModule({"main": mod})
-    if "main" not in [variable.name_hint for variable in mod.get_global_vars()]:
-        raise InputError("the module has no function 'main'.", "rename the function to build to 'main'")
-    return mod
-
-
-def _check_param(spec: TensorSpec, value: Expr) -> None:
-    given = spec_of(spec.name, value)
-    assert given.shape is not None
-    if not spec.accepts([int(size) for size in given.shape], given.dtype):
-        raise InputError(
-            f"parameter {spec.name!r} should be {spec}, but is {given}.",
-            "pass the parameters that belong to this model",
-        )
 
 
 def _tuned(

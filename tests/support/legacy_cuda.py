@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tvm_ext.rammer_runtime.legacy.convert import LegacyKernel
+from tvm_ext.rammer_runtime.legacy.convert import ConvertedKernel
 
 SAXPY = """
 // y = a x + y
@@ -106,7 +106,19 @@ _HOST = """
 #include <vector>
 #define __device__
 #define __forceinline__ inline
-struct uint3 { unsigned x, y, z; };
+#include <cmath>
+#include <type_traits>
+static inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
+template <typename T> static inline T max(T a, T b) { return a > b ? a : b; }
+template <typename T> static inline T min(T a, T b) { return a < b ? a : b; }
+#define VECTORS(name, type) \
+  struct name##2 { type x, y; }; struct name##3 { type x, y, z; }; struct name##4 { type x, y, z, w; }; \
+  static inline name##2 make_##name##2(type x, type y) { return {x, y}; } \
+  static inline name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; } \
+  static inline name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
+VECTORS(float, float) VECTORS(int, int) VECTORS(double, double) VECTORS(longlong, long long) VECTORS(char, signed char)
+VECTORS(uchar, unsigned char) VECTORS(short, short) VECTORS(ushort, unsigned short) VECTORS(uint, unsigned)
+typedef unsigned char uchar;
 struct dim3 { unsigned x, y, z; dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {} };
 struct Fibre { ucontext_t context; std::vector<char> stack; bool ended = false; };
 static std::vector<Fibre> fibres;
@@ -123,13 +135,34 @@ struct Meeting {
     return result;
   }
 };
-static Meeting of_task, of_block;
+static Meeting of_task, of_block, of_warp[32];
+static long long handed[1024];
+static inline unsigned __activemask() { return ~0u; }
+template <typename T> static T tvm_ext_from(T value, size_t lane) {  // of another thread of the warp
+  size_t warp = current / 32;
+  memcpy(&handed[current], &value, sizeof(T));
+  of_warp[warp].meet(false, 32);
+  memcpy(&value, &handed[warp * 32 + lane], sizeof(T));
+  of_warp[warp].meet(false, 32);
+  return value;
+}
+template <typename T> static T __shfl_sync(unsigned, T value, int lane, int width = 32) {
+  return tvm_ext_from(value, current % 32 / width * width + lane % width);
+}
+template <typename T> static T __shfl_down_sync(unsigned, T value, int by, int width = 32) {
+  size_t lane = current % 32, to = lane + by;
+  return tvm_ext_from(value, to / width == lane / width ? to : lane);
+}
+template <typename T> static T __shfl_up_sync(unsigned, T value, int by, int width = 32) {
+  int lane = current % 32, to = lane - by;
+  return tvm_ext_from(value, to >= lane / width * width ? to : lane);
+}
 static inline void tvm_ext_meet(unsigned count) { of_task.meet(false, count); }
 static inline bool tvm_ext_vote(bool leaves, unsigned count) { return of_task.meet(leaves, count); }
 """
 
 _RUN = """
-static void** arguments; static unsigned char pool[65536] __attribute__((aligned(16)));
+static void** arguments; static unsigned char pool[65536] __attribute__((aligned(128)));
 static void body() {
   const int thread = (int)current;
   for (int task = 0; task < %(tasks)d; ++task) {
@@ -165,16 +198,31 @@ extern "C" int run(void** given) {
 """
 
 
-def run_on_cpu(kernel: LegacyKernel, arguments: Sequence[np.ndarray | int | float], threads: int, folder: Path) -> bool:
+def run_on_cpu(
+    kernel: ConvertedKernel, arguments: Sequence[np.ndarray | int | float], threads: int, folder: Path
+) -> bool:
     """All rTasks of ``kernel``, in turn on one vEU of ``threads`` threads; False where its threads get stuck."""
     given = ", ".join(
         f"({kind})arguments[{place}]" if "*" in kind else f"*({kind}*)arguments[{place}]"
         for place, (kind, _) in enumerate(kernel.parameters)
     )
     words = {"tasks": kernel.task_count, "symbol": kernel.symbol, "given": given, "threads": threads}
+    (folder / "cuda.h").touch()
+    (folder / "math_constants.h").write_text(_CONSTANTS)
     (folder / "kernel.cc").write_text(_HOST + kernel.text + _RUN % words)
-    library = folder / "kernel.so"
-    command = ["g++", "-O0", "-std=c++17", "-w", "-shared", "-fPIC", "-o", str(library), str(folder / "kernel.cc")]
+    library = folder / f"{kernel.symbol}.so"  # a name that is loaded already would be that library
+    command = [
+        "g++",
+        "-O0",
+        "-std=c++17",
+        "-w",
+        f"-I{folder}",
+        "-shared",
+        "-fPIC",
+        "-o",
+        str(library),
+        str(folder / "kernel.cc"),
+    ]
     subprocess.run(command, check=True, capture_output=True, text=True)
     kept = [
         value if isinstance(value, np.ndarray) else np.array([value], _SCALARS[kind])
@@ -183,5 +231,12 @@ def run_on_cpu(kernel: LegacyKernel, arguments: Sequence[np.ndarray | int | floa
     pointers = (ctypes.c_void_p * len(kept))(*(value.ctypes.data for value in kept))
     return int(ctypes.CDLL(str(library)).run(pointers)) == 0
 
+
+_CONSTANTS = """
+#define CUDART_INF_F __builtin_inff()
+#define CUDART_INF __builtin_inf()
+#define CUDART_NAN_F __builtin_nanf("")
+#define CUDART_NAN __builtin_nan("")
+"""
 
 _SCALARS = {"int": np.int32, "float": np.float32}

@@ -29,6 +29,7 @@ from tvm_ext._tvm import (
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
+from tvm_ext.rammer_runtime.legacy.use_kernels import GivenKernels
 from tvm_ext.records.merged import MERGED, CompiledUse, MergedKernel
 from tvm_ext.records.rammer import RAMMER, RammerRecord
 from tvm_ext.records.serialise import from_json
@@ -88,6 +89,7 @@ def merged_graph(
     units: int = 3,
     measure: AskCompiler = fits,
     mode: Mode = True,
+    kernels: GivenKernels | None = None,
     **settings: Any,
 ) -> MergedGraph:
     """``mod`` as `relay.build` has it before it is lowered, for a GPU of few units.
@@ -95,10 +97,10 @@ def merged_graph(
     Its schedule, which takes most of the time, is made once in a process and pass context.
     """
     device, target = small_gpu(name, units)
-    key = (structural_hash(mod), name, units, mode, str(settings), str(PassContext.current().config))
+    key = (structural_hash(mod), name, units, mode, str(settings), str(kernels), str(PassContext.current().config))
     with target:
         if key not in _SCHEDULED:
-            _SCHEDULED[key] = _scheduled(mod, device, target, mode, settings)
+            _SCHEDULED[key] = _scheduled(mod, device, target, mode, settings, kernels)
         merged = Sequential([MergeRTasks(device, measure), CallMerged()])(_SCHEDULED[key])
         return MergedGraph(mod=merged, device=device, target=target)
 
@@ -106,10 +108,17 @@ def merged_graph(
 _SCHEDULED: dict[tuple[Any, ...], IRModule] = {}
 
 
-def _scheduled(mod: IRModule, device: DeviceSpec, target: Target, mode: Mode, settings: Mapping[str, Any]) -> IRModule:
+def _scheduled(
+    mod: IRModule,
+    device: DeviceSpec,
+    target: Target,
+    mode: Mode,
+    settings: Mapping[str, Any],
+    given: GivenKernels | None = None,
+) -> IRModule:
     settings = {"enable_persistent_fusion": False, "kernel_cache": "off", **settings}
     options = BuildOptions.create(enable_rammer=mode, **settings)
-    kernels = pass_pipeline.kernel_pipeline(target, device, options)(mod)
+    kernels = pass_pipeline.kernel_pipeline(target, device, options, kernels=given)(mod)
     return Sequential([SplitLaunches(device), ScheduleWavefronts(device, mode)])(kernels)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from tvm_ext._tvm import BufferStore, Call, DeclBuffer, Node, TensorLoad, Var, structural_walk
+from tvm_ext._tvm import BufferStore, Call, DeclBuffer, Expr, Node, TensorLoad, Var, structural_walk
 from tvm_ext.analysis.device_code import called_name, op_name
 from tvm_ext.analysis.launches import DeviceKernel
 
@@ -24,15 +25,8 @@ def written_parameters(kernel: DeviceKernel) -> set[str]:
                 sources[hash(node.buffer)] = sources[hash(variable)]
 
     def called(node: Node) -> None:
-        position = 1 if called_name(node) in device_sync.WRITING else _STORING_CALLS.get(op_name(node))
-        if position is not None:
-            variables: list[Var] = []
-            structural_walk(
-                node.args[position],
-                [(Var, variables.append), (TensorLoad, lambda n: variables.append(n.source))],
-                order="pre",
-            )
-            found.update(sources[hash(v)] for v in variables if hash(v) in sources)
+        for position in _storing_arguments(node):
+            found.update(sources[hash(v)] for v in _addressed(node.args[position]) if hash(v) in sources)
 
     structural_walk(kernel.function.body, [(DeclBuffer, declared)], order="pre")
     structural_walk(
@@ -44,6 +38,24 @@ def written_parameters(kernel: DeviceKernel) -> set[str]:
         order="pre",
     )
     return found
+
+
+def _addressed(address: Expr) -> list[Var]:
+    """The pointers and buffers that ``address`` is made of."""
+    found: list[Var] = []
+    structural_walk(address, [(Var, found.append), (TensorLoad, lambda node: found.append(node.source))], order="pre")
+    return found
+
+
+def _storing_arguments(call: Call) -> Sequence[int]:
+    """Which arguments of ``call`` are addresses that it writes to."""
+    name = called_name(call)
+    if op_name(call) == device_sync.CALL and name not in device_sync.ALL:
+        declared = re.search(rf"\bvoid {re.escape(name)}\(([^)]*)\)", str(call.args[-1].value))
+        parameters = declared[1].split(",") if declared else []
+        return [place for place, kind in enumerate(parameters, 1) if "*" in kind and "const" not in kind.split()]
+    position = 1 if name in device_sync.WRITING else _STORING_CALLS.get(op_name(call))
+    return () if position is None else (position,)
 
 
 _STORING_CALLS = {

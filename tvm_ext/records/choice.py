@@ -23,12 +23,12 @@ TRUSTED_ARGUMENTS = "tvm_ext.trusted_arguments"
 """PrimFunc attribute: the function is called with tensors of its graph alone, so that it need not look at them."""
 
 
-Path = Literal["rtile", "rows", "fallback", "stock", "check"]
+Path = Literal["rtile", "rows", "fallback", "stock", "check", "legacy"]
 """How an operator's kernel was made: in tiles of an rProgram, row by row, by the stated fallback, or by stock TVM.
 
 "rtile" is an operator with at least one computation in tiles; beside it others may run row by row. In "rows"
 all do: the loops follow from the tensors' shapes, and an rProgram, where there is one, says no more than what to
-expect. "check" only looks at run-time values, before others use them.
+expect. "check" only looks at run-time values, before others use them. "legacy" is a kernel that the user gave.
 """
 
 

@@ -20,6 +20,7 @@ _PATHS = {
     "fallback": "fallback schedule",
     "stock": "left to stock TVM",
     "check": "checks of run-time values",
+    "legacy": "given by the user",
 }
 
 

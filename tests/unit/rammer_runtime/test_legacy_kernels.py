@@ -16,7 +16,7 @@ from tvm_ext._tvm import Expr, Stmt, Target, tirx, tvm
 from tvm_ext.errors import InputError
 from tvm_ext.ir.build_ir import allocate, index, sequence
 from tvm_ext.ir.simt_ir import gpu_buffer, launch
-from tvm_ext.rammer_runtime.legacy.convert import LegacyKernel, call_task, convert_kernel
+from tvm_ext.rammer_runtime.legacy.convert import ConvertedKernel, call_task, convert_kernel
 from tvm_ext.rammer_runtime.legacy.tokens import functions_of, text_of, tokens_of
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda
 
@@ -31,7 +31,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def converted(name: str) -> LegacyKernel:
+def converted(name: str) -> ConvertedKernel:
     source, launch = KERNELS[name]
     return convert_kernel(source, name, **launch)
 
@@ -112,7 +112,7 @@ def test_the_call_brings_the_text_to_a_kernel() -> None:
 def test_without_votes_an_early_return_would_leave_the_others_waiting(tmp_path: Path, rng: np.random.Generator) -> None:
     kernel = converted("row_sums")
     arguments, *_ = case("row_sums", rng)
-    plain = LegacyKernel(**{name: getattr(kernel, name) for name in LegacyKernel.__slots__} | {
+    plain = ConvertedKernel(**{name: getattr(kernel, name) for name in ConvertedKernel.__slots__} | {
         "text": kernel.text.replace("64u, true}", "64u, false}")
     })  # fmt: skip
     assert plain.text != kernel.text

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -45,11 +45,11 @@ _DROPPED = {"__restrict__", "__restrict", "__grid_constant__"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LegacyKernel:
+class ConvertedKernel:
     """A converted kernel: ``text`` defines ``symbol(parameters ..., int task, int thread, void* pool)``.
 
     ``parameters`` are (type, name). ``threads`` run it; the first ``meeting`` of a vEU (whole warps) must call it, all
-    or none. It has ``task_count`` rTasks, and needs ``shared_bytes`` of the pool, aligned to 16.
+    or none. It has ``task_count`` rTasks, and needs ``shared_bytes`` of the pool, aligned to 128.
     """
 
     symbol: str
@@ -70,7 +70,8 @@ def convert_kernel(
     dynamic_shared_bytes: int = 0,
     shared_bytes: int | None = None,
     whole_warps_return: bool = False,
-) -> LegacyKernel:
+    reads: Collection[str] = (),
+) -> ConvertedKernel:
     """The rKernel of function ``name`` of ``source``, which a launch gives ``grid`` blocks of ``block`` threads.
 
     Parameters
@@ -83,6 +84,8 @@ def convert_kernel(
     whole_warps_return
         The caller's word that threads which return early do so by whole warps (asked for where a warp's threads
         exchange values).
+    reads
+        Pointer parameters through which the kernel only reads, whatever their declaration says.
 
     Raises
     ------
@@ -102,7 +105,7 @@ def convert_kernel(
     aware = _aware_functions(tokens, helpers, kernel)
     votes = check_threads(tokens, kernel, helpers, threads=threads, whole_warps=whole_warps_return)
     pool = Pool(name, f"{dynamic_shared_bytes}u", dynamic_shared_bytes, constants_of(source))
-    said = f"{source}{name}{grid}{block}{dynamic_shared_bytes} {shared_bytes}"
+    said = f"{source}{name}{grid}{block}{dynamic_shared_bytes} {shared_bytes} {sorted(reads)}"
     digest = hashlib.sha256(said.encode()).hexdigest()[:12]
     writer = _LegacyWriter(tokens, functions, kernel, aware, pool, votes)
     body = writer.file()
@@ -114,12 +117,12 @@ def convert_kernel(
     space, symbol = f"tvm_ext_legacy_{digest}", f"{name}_rtask_{digest}"
     parameters = writer.parameters()
     meeting = ceil_div(threads, WARP) * WARP
-    entry = _entry(kernel.name, symbol, parameters, grid, block, votes)
+    entry = _entry(kernel.name, symbol, parameters, grid, block, votes, reads)
     text = "\n".join([
         _TASK_TEXT, *writer.includes(), f"namespace {space} {{", f"constexpr unsigned tvm_ext_pool_bytes = {size};",
         body, entry, "}", *(f"#undef {macro}" for macro in writer.macros()), f"using {space}::{symbol};\n",
     ])  # fmt: skip
-    return LegacyKernel(
+    return ConvertedKernel(
         symbol=symbol, text=text, parameters=parameters, task_count=prod(grid), threads=threads, meeting=meeting,
         shared_bytes=size,
     )  # fmt: skip
@@ -191,9 +194,9 @@ class _LegacyWriter:
         self._aware, self._pool, self._votes = aware, pool, votes
 
     def includes(self) -> list[str]:
-        return [
-            token.text for token in self._tokens if token.kind == "directive" and "include" in token.text.split('"')[0]
-        ]
+        """The source's ``#include`` lines, under the conditions that they have there."""
+        directives = (token.text for token in self._tokens if token.kind == "directive")
+        return [text for text in directives if re.match(r"\s*#\s*(?:include|if|ifdef|ifndef|elif|else|endif)\b", text)]
 
     def macros(self) -> list[str]:
         return sorted({name for name, _ in _macros(self._tokens)})
@@ -331,11 +334,20 @@ def _without_declarations(tokens: Sequence[Token], names: set[str]) -> list[Toke
 
 
 def _entry(
-    kernel: str, symbol: str, parameters: Sequence[tuple[str, str]], grid: Extents, block: Extents, votes: bool
+    kernel: str,
+    symbol: str,
+    parameters: Sequence[tuple[str, str]],
+    grid: Extents,
+    block: Extents,
+    votes: bool,
+    reads: Collection[str],
 ) -> str:
-    """The function that is called: it finds out the thread's and the block's place, and who takes part."""
-    declared = "".join(f"{kind} {name}, " for kind, name in parameters)
-    given = "".join(f"{name}, " for _, name in parameters)
+    """The function that is called: it finds out the thread's and the block's place, and who takes part.
+
+    It takes ``const void*`` for what is only read, and ``void*`` for what may be written: `ir.launch_writes` looks.
+    """
+    declared = "".join(f"{_bare(kind, name in reads)} {name}, " for kind, name in parameters)
+    given = "".join(f"({kind}){name}, " for kind, name in parameters)
     threads = prod(block)
     meeting = ceil_div(threads, WARP) * WARP
     places = (_place("tvm_ext_thread", block), _place("tvm_ext_number", grid))
@@ -353,6 +365,13 @@ def _entry(
     )
 
 
+def _bare(kind: str, is_read: bool) -> str:
+    """A parameter's type as its caller has it: any pointer will do."""
+    if "*" not in kind:
+        return kind
+    return "const void*" if is_read or "const" in kind.rsplit("*", 1)[0].split() else "void*"
+
+
 def _place(number: str, extents: Extents) -> str:
     """A linear number, x fastest, as a uint3."""
     x, y, _ = extents
@@ -360,7 +379,7 @@ def _place(number: str, extents: Extents) -> str:
 
 
 # --- A converted kernel's call in TensorIR, by which it takes part in a persistent kernel -----------------------------
-def call_task(kernel: LegacyKernel, arguments: Sequence[Expr], task: Expr, thread: Expr, pool: Expr) -> Stmt:
+def call_task(kernel: ConvertedKernel, arguments: Sequence[Expr], task: Expr, thread: Expr, pool: Expr) -> Stmt:
     """rTask ``task`` of ``kernel``: all threads of a block call it, whose numbers are ``thread``.
 
     ``arguments`` are the kernel's parameters in their order (addresses and numbers), ``pool`` an address of shared

@@ -81,7 +81,8 @@ def check_threads(
     meets = any(token.text == "__syncthreads" for token in everything) or any("__syncthreads" in x for x in directives)
     returns = any(token.kind == "word" and token.text == "return" for token in body)
     ragged = threads % WARP != 0
-    if any(re.search(r"#\s*define\b.*\breturn\b", text, re.DOTALL) for text in directives):
+    used = {token.text for token in body if token.kind == "word"}
+    if used & _returning(directives):
         raise InputError(f"kernel {kernel.name}: a macro that returns", "write the return where it takes place")
     exchanges = next((token.text for token in everything if token.kind == "word" and _WARP_WORDS.match(token.text)), "")
     if exchanges and ragged:
@@ -95,6 +96,16 @@ def check_threads(
         what = f"kernel {kernel.name} has barriers, early returns and lambdas, whose returns are not told apart"
         raise InputError(what, "a device function instead of the lambda")
     return votes
+
+
+def _returning(directives: Iterable[str]) -> set[str]:
+    """Names of the macros that return, by themselves or by another one; which functions they make is another thing."""
+    texts = [re.match(r"\s*#\s*define\s+(\w+)(.*)", text, re.DOTALL) for text in directives]
+    macros = {match[1]: set(re.findall(r"\w+", match[2])) for match in texts if match}
+    found = {"return"}
+    while more := {name for name, words in macros.items() if words & found} - found:
+        found |= more
+    return found - {"return"}
 
 
 def _has_lambda(body: Sequence[Token]) -> bool:

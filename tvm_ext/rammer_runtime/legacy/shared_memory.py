@@ -13,7 +13,10 @@ from tvm_ext.support.arithmetic import ceil_div
 from .tokens import Token, closing, next_place, split_at, text_of
 
 ALIGNMENT = 16
-"""Bytes: that of the widest vector access."""
+"""Bytes: that of the widest vector access, which every variable has."""
+
+POOL_ALIGNMENT = 128
+"""Bytes: that of a pool, and the most that a variable may ask for."""
 
 _WORDS_OF_PLACE = ("__align__", "alignas")
 
@@ -65,7 +68,8 @@ def _is_shared(tokens: Sequence[Token], place: int) -> bool:
 
 
 def _declared(declaration: Sequence[Token], pool: Pool) -> str:
-    words = _without_alignment([token for token in declaration if token.text not in ("__shared__", "extern", "static")])
+    plain = [token for token in declaration if token.text not in ("__shared__", "extern", "static")]
+    words, alignment = _without_alignment(plain)
     if any(token.text == "=" for token in words):
         raise InputError(f"kernel {pool.kernel}: a shared variable with a value: {text_of(declaration).strip()}")
     first, *others = split_at(words, ",")
@@ -74,21 +78,21 @@ def _declared(declaration: Sequence[Token], pool: Pool) -> str:
     parts = [first[name:], *others]
     if any(token.text == "extern" for token in declaration):
         return "".join(f"{kind}* {text_of(part[:1])} = ({kind}*)tvm_ext_pool;" for part in map(_stripped, parts))
-    return " ".join(_variable(kind, _stripped(part), pool) for part in parts)
+    return " ".join(_variable(kind, _stripped(part), pool, alignment) for part in parts)
 
 
-def _variable(kind: str, declarator: Sequence[Token], pool: Pool) -> str:
+def _variable(kind: str, declarator: Sequence[Token], pool: Pool, alignment: int) -> str:
     name, shape = declarator[0].text, text_of(declarator[1:]).strip()
     if declarator[0].kind != "word":
         raise InputError(f"kernel {pool.kernel}: a shared variable of a form that is not known: {text_of(declarator)}")
     pool.count += 1
     size = _size_bytes(kind, shape, pool.constants)
     known = pool.size_bytes is not None and size is not None
-    pool.size_bytes = ceil_div(pool.size_bytes or 0, ALIGNMENT) * ALIGNMENT + (size or 0) if known else None
+    pool.size_bytes = ceil_div(pool.size_bytes or 0, alignment) * alignment + (size or 0) if known else None
     type_name, begin, end = (f"tvm_ext_{what}_{pool.count}" for what in ("type", "begin", "end"))
     text = (
         f"typedef {kind} {type_name}{shape}; "
-        f"constexpr unsigned {begin} = ({pool.end} + {ALIGNMENT - 1}) / {ALIGNMENT} * {ALIGNMENT}, "
+        f"constexpr unsigned {begin} = ({pool.end} + {alignment - 1}) / {alignment} * {alignment}, "
         f"{end} = {begin} + (unsigned)sizeof({type_name}); "
         f'static_assert({end} <= tvm_ext_pool_bytes, "shared memory of {pool.kernel}: more than was said"); '
         f"{type_name}& {name} = *({type_name}*)((char*)tvm_ext_pool + {begin});"
@@ -97,22 +101,22 @@ def _variable(kind: str, declarator: Sequence[Token], pool: Pool) -> str:
     return text
 
 
-def _without_alignment(tokens: Sequence[Token]) -> list[Token]:
-    """Alignments of up to 16 bytes are given; others are refused."""
+def _without_alignment(tokens: Sequence[Token]) -> tuple[list[Token], int]:
+    """``tokens`` without what they say of alignment, and the bytes of that; more than `POOL_ALIGNMENT` is refused."""
     result: list[Token] = []
-    place = 0
+    place, alignment = 0, ALIGNMENT
     while place < len(tokens):
         if tokens[place].text in _WORDS_OF_PLACE:
             opening = next_place(tokens, place + 1)
             end = closing(tokens, opening)
             said = text_of(tokens[opening + 1 : end]).strip()
-            if not said.isdigit() or int(said) > ALIGNMENT:
-                raise InputError(f"a shared variable aligned to {said} bytes", f"{ALIGNMENT} bytes at most")
-            place = end
+            if not said.isdigit() or int(said) > POOL_ALIGNMENT:
+                raise InputError(f"a shared variable aligned to {said} bytes", f"{POOL_ALIGNMENT} bytes at most")
+            place, alignment = end, max(alignment, int(said))
         else:
             result.append(tokens[place])
         place += 1
-    return result
+    return result, alignment
 
 
 def _name_place(declarator: Sequence[Token], pool: Pool) -> int:

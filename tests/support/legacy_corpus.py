@@ -1,0 +1,158 @@
+"""Stock TVM's GPU kernels of ONNX's operator tests, converted to rKernels (Rammer, §4.1.4): do they compute the same?
+
+Each operator gets stock TVM's schedule and is lowered; its CUDA text is converted, launch by launch. Before: the SIMT
+interpreter runs what code generation gets. After: the converted text runs on one vEU, by g++, its threads as fibres.
+
+    python -m tests.support.legacy_corpus --most 200      # some minutes
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from tests.support.legacy_cuda import run_on_cpu
+from tvm_ext import relay
+from tvm_ext._tvm import PrimFunc, structural_hash
+from tvm_ext.analysis.launches import DeviceKernel, lower
+from tvm_ext.devices.device_db import device_for_target
+from tvm_ext.errors import IllegalRewrite, TvmExtError
+from tvm_ext.rammer_runtime.legacy.convert import ConvertedKernel, convert_kernel
+from tvm_ext.support.arrays import Array
+from tvm_ext.tir_passes.emit.schedule_stock_gpu import schedule_by_stock
+from tvm_ext.verify import simt
+from tvm_ext.verify.verification import random_inputs_of
+
+DEVICE = "nvidia-v100"
+MOST_THREADS = 1 << 17
+"""Threads of all blocks up to which a kernel is run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Converted:
+    """What became of an operator's kernels: ``reason`` is why not, "" where all are converted and equal."""
+
+    operator: str
+    launches: int
+    reason: str = ""
+
+
+def onnx_operators() -> Iterator[tuple[str, PrimFunc]]:
+    """The distinct operators of ONNX's node tests, as a build for `DEVICE` has them before they are scheduled."""
+    from tests.onnx_backend.cases import load_cases
+
+    seen: set[int] = set()
+    for name, case in load_cases().items():
+        if not name.startswith("node/"):
+            continue
+        try:
+            mod, params = relay.frontend.from_onnx(case.model)
+            found = relay.operators(mod, DEVICE, params, enable_roller=False, kernel_cache="off")
+        except (TvmExtError, RuntimeError, ValueError, TypeError, KeyError):
+            continue  # no model of this package, or shapes that a test knows by its inputs alone
+        for operator, func in found.items():
+            digest = structural_hash(func.without_attr("global_symbol"))
+            narrow = any("float16" in str(param.ty.dtype) or "float8" in str(param.ty.dtype) for param in func.params)
+            if digest not in seen and not narrow:  # which g++ has no types for
+                seen.add(digest)
+                yield f"{name.removeprefix('node/test_')}:{operator}", func
+
+
+def converted(name: str, func: PrimFunc, folder: Path) -> Converted:
+    """``func`` scheduled by stock TVM, its CUDA text converted, and both run on random inputs."""
+    device, target = device_for_target(DEVICE)
+    with target:
+        try:
+            scheduled, _ = schedule_by_stock(func, name, device, "a corpus")
+            launches = lower(scheduled.with_attr("global_symbol", "main"), target)
+            source = cuda_text(scheduled, target)
+            kernels = [_converted(source, launch) for launch in launches]
+        except (TvmExtError, IllegalRewrite) as refusal:
+            return Converted(operator=name, launches=0, reason=refusal.problem.split(",")[0][:90])
+    if sum(kernel.task_count * kernel.threads for kernel in kernels) > MOST_THREADS:
+        return Converted(operator=name, launches=len(kernels), reason="too large to be run here")
+    arrays = random_inputs_of(launches)
+    before = simt.run(launches, arrays, device=device)
+    try:
+        after = run_converted(launches, kernels, arrays, folder)
+    except subprocess.CalledProcessError as error:
+        said = next((line for line in error.stderr.splitlines() if "error" in line), "")
+        return Converted(operator=name, launches=len(kernels), reason=f"g++ does not know it: {said[-60:]}")
+    reason = "its threads got stuck" if after is None else "" if _agree(before, after) else "other values"
+    return Converted(operator=name, launches=len(kernels), reason=reason)
+
+
+def cuda_text(func: PrimFunc, target: Any) -> str:
+    """Stock TVM's CUDA text of a scheduled function, uncompiled."""
+    from tvm_ext.runtime.cuda_source import own_cuda_compiler
+
+    with own_cuda_compiler():
+        built = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target=target)
+    return "\n".join(str(module.inspect_source()) for module in built.mod.imports if module.kind == "cuda")
+
+
+def _converted(source: str, launch: DeviceKernel) -> ConvertedKernel:
+    grid, block = ([launch.extents.get(f"{kind}.{axis}", 1) for axis in "xyz"] for kind in ("blockIdx", "threadIdx"))
+    return convert_kernel(source, launch.name, grid=(grid[0], grid[1], grid[2]), block=(block[0], block[1], block[2]))
+
+
+def run_converted(
+    launches: tuple[DeviceKernel, ...], kernels: list[ConvertedKernel], given: dict[str, Array], folder: Path
+) -> dict[str, Array] | None:
+    """All tensors behind the converted kernels, on vEUs of a warp more than they need; None where threads get stuck."""
+    tensors = {
+        tensor.name: given[tensor.name].copy() if tensor.name in given else np.zeros(tensor.shape, tensor.dtype)
+        for tensor in launches[0].tensors
+    }
+    for launch, kernel in zip(launches, kernels, strict=True):
+        arguments = [tensors[name] for name in launch.arguments]
+        if not run_on_cpu(kernel, arguments, kernel.meeting + 32, folder):
+            return None
+    return tensors
+
+
+def _agree(before: simt.SimtRun, after: dict[str, Array]) -> bool:
+    """Whether what kernels wrote is the same: exactly, or to the rounding of mathematical functions."""
+    return all(_same(np.ma.getdata(values), after[name]) for name, values in before.outputs.items())
+
+
+def _same(before: Array, after: Array) -> bool:
+    if before.dtype.kind != "f":
+        return np.array_equal(before.reshape(-1), after.reshape(-1))
+    return np.allclose(before.reshape(-1), after.reshape(-1), rtol=2e-5, atol=2e-6, equal_nan=True)
+
+
+def main() -> int:
+    """Convert until ``--most`` kernels are right; the exit status is 1 where one computes something else."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--most", type=int, default=200, help="device functions to convert, then stop")
+    wanted = parser.parse_args().most
+    reasons: Counter[str] = Counter()
+    kernels = operators = wrong = 0
+    for name, func in onnx_operators():
+        with tempfile.TemporaryDirectory() as folder:
+            found = converted(name, func, Path(folder))
+        if not found.reason:
+            operators, kernels = operators + 1, kernels + found.launches
+        else:
+            reasons[found.reason] += 1
+            wrong += found.reason in ("other values", "its threads got stuck")
+            print(f"{name}: {found.reason}", flush=True)
+        if kernels >= wanted:
+            break
+    print(f"{kernels} kernels of {operators} operators converted, equal before and after; not: {dict(reasons)}")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
