@@ -24,15 +24,17 @@ import typer
 from _common import current_environment, progress, result_path, show, write_results
 from rich.table import Table
 
-from benchmarks.alcop.products import TunedProduct, product_of_convolution, product_of_matmul
+from benchmarks.alcop.printed import bottleneck_order
+from benchmarks.alcop.products import product_of_convolution, product_of_matmul
 from benchmarks.alcop.searches import Drafted, InOrder, LikelihoodFree, PlainAnnealed, PlainModel
 from benchmarks.alcop.simulated_gpu import NOISE, SPREAD, SimulatedGpu
-from benchmarks.alcop.tile_space import TileSpace
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.autotune.cost_model import TileCostModel
 from tvm_ext.autotune.cpu_space import CpuTileSpace
+from tvm_ext.autotune.gpu_space import MatrixTileSpace
 from tvm_ext.autotune.search import Annealed, AtRandom, Proposer, SpaceSearch
 from tvm_ext.autotune.spaces import KernelSpace, SpaceCandidate
+from tvm_ext.cost.gpu_columns import TunedProduct
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.measurement import Trial
@@ -59,7 +61,7 @@ AnySpace = KernelSpace[Any]
 
 METHODS: dict[str, Callable[[AnySpace, int], Proposer]] = {
     "random": lambda space, seed: AtRandom(),
-    "bottleneck ranking": lambda space, seed: InOrder(np.argsort(space.predictions.bottleneck_s, kind="stable")),
+    "bottleneck ranking": lambda space, seed: InOrder(bottleneck_order(space)),
     "analytical ranking": lambda space, seed: InOrder(space.predictions.ranking),
     "plain XGB": lambda space, seed: PlainAnnealed(PlainModel(space, seed=seed)),
     "analytical + XGB": lambda space, seed: Annealed(TileCostModel(space, seed=seed)),
@@ -148,7 +150,7 @@ def best_in_trials(machine: Machine, proposer: Proposer, seed: int) -> dict[int,
     return {k: max(shares[:k]) for k in TRIALS}
 
 
-def curve(name: str, space: TileSpace, method: str, seeds: int) -> TuningCurve:
+def curve(name: str, space: MatrixTileSpace, method: str, seeds: int) -> TuningCurve:
     """The mean over ``seeds``, which draw the simulation's hidden factors and the search's choices."""
     runs = [best_in_trials(SimulatedGpu(space, seed=seed), METHODS[method](space, seed), seed) for seed in range(seeds)]
     return TuningCurve(
@@ -213,7 +215,7 @@ def _curves(measured: Path | None, seeds: int) -> list[tuple[str, Callable[[str]
     if measured is not None:
         records = json.loads(measured.read_text(encoding="utf-8"))["results"]
         return [(item["operator"], lambda method, item=item: measured_curve(item, method, seeds)) for item in records]
-    spaces = {name: TileSpace(product, lookup(DEVICE)) for name, product in OPERATORS.items()}
+    spaces = {name: MatrixTileSpace(product, lookup(DEVICE)) for name, product in OPERATORS.items()}
     return [
         (name, lambda method, name=name, space=space: curve(name, space, method, seeds))
         for name, space in spaces.items()

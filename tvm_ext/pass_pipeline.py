@@ -24,7 +24,7 @@ from tvm_ext._tvm import (
     gpu_library_dispatch_passes,
     module_pass,
 )
-from tvm_ext.autotune.choose import TunedTiles, tiles_for_build, why_own_kernel
+from tvm_ext.autotune.choose import NOTHING_TUNED, TunedTiles, tiles_for_build, why_own_kernel
 from tvm_ext.autotune.store import known_rtask_times
 from tvm_ext.byoc_cutlass.elements import TEMPLATES_SINCE
 from tvm_ext.devices.capabilities import has
@@ -75,7 +75,7 @@ from tvm_ext.tir_passes.guard_workspaces import GuardWorkspaces
 from tvm_ext.tir_passes.merge_rtasks import MergeRTasks
 from tvm_ext.tir_passes.pipelining.route import wishes_of
 from tvm_ext.tir_passes.plan.chain import judge_for
-from tvm_ext.tir_passes.plan.chosen_tiles import NO_CHOICES, TileChoices
+from tvm_ext.tir_passes.plan.chosen_tiles import TileChoices
 from tvm_ext.tir_passes.plan.cut_padding import cut_padding
 from tvm_ext.tir_passes.plan.padded_stores import stores_padded
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
@@ -227,7 +227,7 @@ def fusion_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transfo
 
 
 def kernel_passes(
-    device: DeviceSpec, options: BuildOptions, cache: KernelCache | None = None, tiles: TileChoices = NO_CHOICES
+    device: DeviceSpec, options: BuildOptions, cache: KernelCache | None = None, tuned: TunedTiles = NOTHING_TUNED
 ) -> list[tvm.transform.Pass]:
     """From one PrimFunc per operator to one scheduled kernel per operator. Without Roller: nothing on a CPU.
 
@@ -235,11 +235,11 @@ def kernel_passes(
     """
     if device.kind != "cpu":
         # One kernel at a time is emitted, pipelined and shown to the compiler: what that refuses is tried without
-        # pipelines, then in other tiles. The pipelines are those that `AutoPipeline` and `InjectPipelines` would give
-        # (see `tir_pipeline`): both call `pipelining/route.py`.
+        # pipelines, then in other tiles. The pipelines are those of `AutoPipeline` and `InjectPipelines`.
         several, check = options.enable_rammer is not False, options.check_machine_code and device.kind == "cuda"
         accept = (lambda func: refuse_bad_machine_code(func, tvm.target.Target.current())) if check else None
-        return [ConstructKernels(device, options, alternatives=several, accept=accept, wishes=wishes_of(options))]
+        known = {"tiles": tuned.configurations, "failed": tuned.failed, "wishes": wishes_of(options)}
+        return [ConstructKernels(device, options, alternatives=several, accept=accept, **known)]  # type: ignore[arg-type] # each is its own
     if options.enable_roller is False:
         return [GuardWorkspaces()] if options.guard_memory else []
     return [
@@ -247,7 +247,7 @@ def kernel_passes(
         AnnotateConstants(),
         # The kernel cache's keys hold it, and a kernel that looks at its arguments is another one.
         TrustArguments(),
-        *_cpu_construction(device, options, cache, tiles),
+        *_cpu_construction(device, options, cache, tuned.configurations),
         # The choices ask for packed constants: rewrite them at the call sites, once, at compile time.
         PackConstants(),
         # On one core no kernel starts threads, however it was made. Then a test mode, behind all that changes loops.
@@ -299,12 +299,12 @@ def kernel_pipeline(
     device: DeviceSpec,
     options: BuildOptions,
     cache: KernelCache | None = None,
-    tiles: TileChoices = NO_CHOICES,
+    tuned: TunedTiles = NOTHING_TUNED,
     kernels: GivenKernels | None = None,
 ) -> tvm.transform.Sequential:
     """Every pass up to scheduled kernels; the result still is a Relax graph of ``call_tir``."""
     given = [UseLegacyKernels(kernels, device)] if kernels else []
-    passes = [operator_pipeline(target, device, options), *given, *kernel_passes(device, options, cache, tiles)]
+    passes = [operator_pipeline(target, device, options), *given, *kernel_passes(device, options, cache, tuned)]
     return tvm.transform.Sequential(passes, name="tvm_ext.kernels")
 
 
@@ -395,6 +395,6 @@ def plan_build(
         target=resolved,
         options=options,
         tiles=tiles,
-        construct=kernel_pipeline(resolved, device, options, cache, tiles.configurations, kernels),
+        construct=kernel_pipeline(resolved, device, options, cache, tiles, kernels),
         lower=tvm.transform.Sequential([*rammer_passes(device, options), lowering_pipeline(resolved)]),
     )

@@ -361,7 +361,7 @@ def _compile(
 def _constructing_variant(plan: BuildPlan, cache: KernelCache, name: str) -> tvm.transform.Pass:
     """``plan.construct`` with the names of kernels for variant ``name``."""
     operators = operator_pipeline(plan.target, plan.device, plan.options)
-    kernels = kernel_passes(plan.device, plan.options, cache, plan.tiles.configurations)
+    kernels = kernel_passes(plan.device, plan.options, cache, plan.tiles)
     return tvm.transform.Sequential([operators, NameKernels(name), *kernels], name="tvm_ext.kernels")
 
 

@@ -7,22 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tvm_ext.cost.pipeline_equations import (
-    bytes_per_s,
-    epilogue_s,
-    inner_loop,
-    iteration_terms,
-    main_loop_s,
-    memory_load,
-    register_load,
-    throughput,
-)
+import numpy as np
+
+from tvm_ext.autotune.gpu_space import MatrixTileSpace
+from tvm_ext.cost.pipeline_equations import bytes_per_s, register_load, throughput
 from tvm_ext.cost.pipeline_model import PipelineLatency, predict
 from tvm_ext.cost.pipeline_workload import LoopCounts, PipelineWorkload
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import GLOBAL, SHARED
 from tvm_ext.support.arithmetic import ceil_div
-from tvm_ext.support.quantities import Quantity, larger, largest, whole_quotient
+from tvm_ext.support.quantities import Integers, Quantity, larger, largest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +68,12 @@ def predict_printed(
     )
 
 
+def bottleneck_order(space: MatrixTileSpace) -> Integers:
+    """Places of a space, best first by the simpler model."""
+    seconds = largest(*bottleneck_terms(space.predictions.loops, space.device))
+    return np.argsort(np.asarray(seconds, dtype=np.float64), kind="stable")
+
+
 def predict_bottleneck(workload: PipelineWorkload, device: DeviceSpec) -> Bottleneck:
     """The bottleneck-based analysis of §5.4: agnostic of stages, latencies and occupancy."""
     compute, shared_memory, memory = bottleneck_terms(workload, device)
@@ -93,14 +93,3 @@ def bottleneck_terms(counts: LoopCounts, device: DeviceSpec) -> tuple[Quantity, 
         moved / bytes_per_s(device.layer(SHARED).bandwidth_gb_per_s),
         (loaded + written) / bytes_per_s(device.layer(GLOBAL).bandwidth_gb_per_s),
     )
-
-
-def threadblock_s(
-    counts: LoopCounts, device: DeviceSpec, shared_stages: Quantity, register_stages: Quantity, blocks: Quantity
-) -> Quantity:
-    """T_threadblk in a batch of ``blocks``, which the units share evenly."""
-    memory = memory_load(counts, device, blocks)
-    inner = inner_loop(counts, device, register_stages, whole_quotient(blocks, device.unit_count))
-    waits = iteration_terms(counts, shared_stages, register_stages, memory, inner)
-    main = main_loop_s(counts, largest(inner.use_s, *waits.values()), inner)
-    return memory.load_s + inner.load_s + main + epilogue_s(counts, device, blocks)

@@ -1,59 +1,8 @@
-"""Products, and the tiles and stages that they can have on tensor cores."""
+"""Products and convolutions as the products that tensor cores compute."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from tvm_ext.records.serialise import to_json
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TunedProduct:
-    """A (batched) matrix product, or the one that a convolution's windows make (im2col).
-
-    ``input_bytes`` are those of the operator's inputs: a convolution's windows read a pixel for each of their taps, a
-    cache that holds the inputs reads it from memory once. ``output_itemsize`` in bytes.
-    """
-
-    batch: int
-    rows: int
-    columns: int
-    depth: int
-    dtype: str
-    itemsize: int
-    output_itemsize: int
-    input_bytes: int
-
-    def __post_init__(self) -> None:
-        sizes = self.batch, self.rows, self.columns, self.depth, self.itemsize, self.output_itemsize, self.input_bytes
-        if min(sizes) < 1:
-            raise ValueError(f"a product of {self.batch} x {self.rows} x {self.columns} x {self.depth} has no elements")
-
-    @property
-    def flops(self) -> float:
-        return 2.0 * self.batch * self.rows * self.columns * self.depth
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TileCandidate:
-    """A threadblock's tile, a warp's, and the versions of shared memory and of fragments (1: not pipelined)."""
-
-    rows: int
-    columns: int
-    depth: int
-    warp_rows: int
-    warp_columns: int
-    shared_stages: int
-    register_stages: int
-
-    @property
-    def configuration(self) -> str:
-        """By which a store of measurements knows it."""
-        return to_json(self)
-
-    def __str__(self) -> str:
-        block, warp = f"{self.rows}x{self.columns}x{self.depth}", f"{self.warp_rows}x{self.warp_columns}"
-        return f"{block} by warps of {warp}, {self.shared_stages} x {self.register_stages} stages"
+from tvm_ext.cost.gpu_columns import TunedProduct
 
 
 def product_of_matmul(

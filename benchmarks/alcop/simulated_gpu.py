@@ -15,10 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tvm_ext.autotune.gpu_space import MatrixTileSpace
 from tvm_ext.records.measurement import Trial
-
-from .products import TileCandidate
-from .tile_space import TileSpace
+from tvm_ext.records.tuning import GpuTile
 
 SPREAD = 0.18
 """Standard deviation of the random function, in logarithms of time."""
@@ -32,7 +31,7 @@ FAILING = 0.03
 class SimulatedGpu:
     """Simulated times of the candidates of ``space``; the same for the same product and ``seed``."""
 
-    def __init__(self, space: TileSpace, *, seed: int = 0, spread: float = SPREAD, noise: float = NOISE) -> None:
+    def __init__(self, space: MatrixTileSpace, *, seed: int = 0, spread: float = SPREAD, noise: float = NOISE) -> None:
         self.space, self.noise, self.seed = space, noise, seed
         digest = hashlib.sha256(f"{space.product} {space.device.name} {seed}".encode()).digest()
         rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
@@ -49,17 +48,17 @@ class SimulatedGpu:
         self.fails = rng.random(len(space)) < FAILING
         self.best_s = float(self.time_s[~self.fails].min())
 
-    def measure(self, candidates: Sequence[TileCandidate]) -> list[Trial]:
+    def measure(self, candidates: Sequence[GpuTile]) -> list[Trial]:
         """Simulated trials, noise included; a candidate has the same noise each time."""
         return [self._trial(candidate) for candidate in candidates]
 
-    def share_of_best(self, candidate: TileCandidate) -> float:
+    def share_of_best(self, candidate: GpuTile) -> float:
         """The best time of the space over the candidate's, without noise; 0 for one that fails."""
         place = self.space.index(candidate.configuration)
         assert place is not None, candidate
         return 0.0 if self.fails[place] else self.best_s / float(self.time_s[place])
 
-    def _trial(self, candidate: TileCandidate) -> Trial:
+    def _trial(self, candidate: GpuTile) -> Trial:
         place = self.space.index(candidate.configuration)
         assert place is not None, candidate
         configuration = candidate.configuration

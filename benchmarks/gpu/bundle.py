@@ -17,6 +17,7 @@ from __future__ import annotations
 import datetime
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -40,8 +41,9 @@ from models import MODELS, Model
 from programs import function_name, program
 from schedules import BUNDLED
 
-from tvm_ext._tvm import IRModule, PassContext, Target, tvm
+from tvm_ext._tvm import IRModule, PassContext, Sequential, Target, tvm
 from tvm_ext.bench.environment import current_environment, is_clean
+from tvm_ext.devices.capabilities import architecture_suffix
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import CompileError, IllegalRewrite, OptionError, TvmExtError
 from tvm_ext.options import BuildOptions
@@ -49,8 +51,10 @@ from tvm_ext.records.choice import CHOICE, OWN_PATHS
 from tvm_ext.support.files import write_atomically
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.tir_passes.construct_kernels import candidates, construct_kernel
+from tvm_ext.tir_passes.guard_indices import GuardIndices
 from tvm_ext.toolchains.cuda_export import architecture_of
 from tvm_ext.toolchains.cuda_toolchain import find_nvcc
+from tvm_ext.tuning.kernels import measured_as
 
 HERE = Path(__file__).resolve().parent
 WORKLOAD = HERE.parent / "workloads" / "roller_ops.csv"
@@ -153,15 +157,32 @@ def _kernel(case: Case, func: Any, settings: Settings, options: BuildOptions) ->
 
 
 def _compile(case: Case, contender: str, func: Any, settings: Settings) -> Program:
-    """A library with the function's host code and its machine code for the GPU."""
+    """A library with the function's host code and its machine code for the GPU, by the passes that builds use."""
     name = function_name(case)
     with settings.target:
-        executable = tvm.compile(IRModule({name: func}), target=settings.target)
+        guarded = Sequential([GuardIndices()])(IRModule({name: func}))
+        executable = tvm.compile(guarded, target=settings.target)
     file = f"{name}.{contender}.so"
     compiled = export(executable, settings.folder / file, settings.architectures, settings.cache)
     choice = json.loads(str(func.attrs[CHOICE])) if CHOICE in func.attrs else {}
     plan = {"choice": choice, "uses": [asdict(use) for item in compiled for use in item.uses]}
+    if contender.startswith(OURS) and choice:
+        with _ONE_PROGRAM:
+            known = measured_as(program(case), func, name, settings.device)
+        if known is not None:
+            plan["measured"] = {"workload": asdict(known[0]), "configuration": known[1]}
     return Program(contender=contender, file=file, function=name, plan=plan)
+
+
+def add_microbench(folder: Path, architectures: Sequence[str]) -> str:
+    """Compile the program that measures a GPU's row into ``folder``; raises CompileError."""
+    code = [f"-gencode=arch=compute_{architecture_suffix(a)},code={a}" for a in architectures]
+    options = ["-O3", "-std=c++17", "--cudart", "static", *code, "-o", str(folder / "microbench")]
+    command = [str(find_nvcc().path), *options, str(HERE / "microbench.cu")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise CompileError(f"nvcc refuses microbench.cu: {first_line(RuntimeError(done.stderr))}", "leave it out")
+    return "microbench > measured.json; tvm-ext devices --import measured.json: a row as measured"
 
 
 def files_of(folder: Path) -> dict[str, str]:
@@ -203,6 +224,8 @@ def write_bundle(
     entries = compile_entries(cases, models, settings, tell)
     if settings.profile:
         tell(add_profile(cases, settings.device, settings.folder, settings.cache))
+    if settings.microbench:
+        tell(add_microbench(settings.folder, settings.architectures))
     for name in SCRIPTS:
         shutil.copy2(HERE / name, settings.folder / name)
     copy_runtime(settings.folder, python)
@@ -243,6 +266,7 @@ def main(
     pipelining: Annotated[bool, typer.Option(help="ALCOP's operators, with each part of pipelining")] = False,
     templates: Annotated[int, typer.Option(help="of CUTLASS's for each product, best first; 0: none")] = 1,
     profile: Annotated[bool, typer.Option(help="and programs for profile_templates.py")] = False,
+    microbench: Annotated[bool, typer.Option(help="and the program that measures the GPU's row")] = True,
 ) -> None:
     """Compile the benchmark's kernels into FOLDER."""
     row = lookup(device)
@@ -268,6 +292,7 @@ def main(
         pipelining=pipelining,
         templates=0 if ablation or pipelining else templates,
         profile=profile,
+        microbench=microbench,
     )
     write_bundle(chosen, settings, python, models=models)
 

@@ -32,6 +32,7 @@ class Settings:
     pipelining: bool = False
     templates: int = 0
     profile: bool = False
+    microbench: bool = False
 
 
 def export(executable: Any, path: Path, architectures: Sequence[str], cache: KernelCache) -> list[CompiledCuda]:

@@ -4,13 +4,15 @@
     python benchmarks/gpu/import_results.py jobs --database measurements.db     # a folder of `run.py --jobs`
 
 Writes ``benchmarks/results/<date>-gpu-<device>.json``, if the bundle was made from a clean commit. Speed-ups are
-geometric means over a group's cases that both contenders did right; the counts say how many. What came of a folder of
-jobs goes into the store of measurements, as ``tvm-ext database import`` does it.
+geometric means over a group's cases that both contenders did right; the counts say how many. Times and failures of our
+kernels go into the store of measurements that builds read, and what came of a folder of jobs, as ``tvm-ext database
+import`` does it.
 """
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import math
 import re
@@ -31,6 +33,7 @@ from tvm_ext.autotune.database import MeasurementDatabase
 from tvm_ext.autotune.database_files import Merged, merge
 from tvm_ext.errors import InputError
 from tvm_ext.options import database_file
+from tvm_ext.records.measurement import MOST_REASON, MeasuredWorkload, Measurement, Trial, TrialOutcome
 from tvm_ext.support.files import write_atomically
 
 OURS, TEMPLATES, MODELS = "ours", "cutlass", ("models", "schedules")
@@ -155,6 +158,51 @@ def result_file(records: Sequence[Record], folder: Path = RESULTS) -> Path:
     return folder / f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}-gpu-{device}.json"
 
 
+# --- into the store of measurements -------------------------------------------------------------------------------
+OUTCOMES: dict[str, TrialOutcome] = {"ok": "ok", "wrong": "wrong", "failed": "launch_failed"}
+
+
+def measurements_of(records: Iterable[Record]) -> list[Measurement]:
+    """Trials of our kernels, each case a batch beside "ours", under the keys by which builds look for them.
+
+    Raises InputError for results of another device than the kernels were made for: their keys name that one.
+    """
+    found = []
+    for record in records:
+        measured = record.get("measured", {})
+        model = record["constructed_for"].rpartition("-")[2]
+        if measured and model.lower() not in record["device"].lower():
+            raise InputError(
+                f"{record['device']} ran what was made for {record['constructed_for']}.",
+                "make the bundle with --device of the GPU that runs it; --database none leaves the store alone",
+            )
+        name = hashlib.sha256(f"{record['bundle']} {record['device']} {record['id']}".encode()).hexdigest()[:24]
+        for place, contender in enumerate(sorted(measured, key=lambda item: (item != OURS, item))):
+            trial = _trial(record["contenders"][contender], measured[contender]["configuration"], f"{name}.{place}")
+            about = measured[contender]["workload"]
+            versions = tuple((str(key), str(value)) for key, value in about["versions"])
+            found.append(Measurement(workload=MeasuredWorkload(**{**about, "versions": versions}), trial=trial))
+    return found
+
+
+def _trial(item: Record, configuration: str, origin: str) -> Trial:
+    outcome = OUTCOMES[item["state"]]
+    times = (float(item["median_us"]),) if outcome == "ok" else ()
+    reason = str(item.get("why", ""))[:MOST_REASON]
+    return Trial(
+        configuration=configuration, outcome=outcome, times_us=times, reason=reason, origin=origin, taken_at_s=0.0
+    )
+
+
+def import_times(records: Sequence[Record], file: Path | None) -> int:
+    """Add the trials of a bundle to the store in ``file``, or to the one that builds use; how many were new."""
+    found, path = measurements_of(records), file or database_file()
+    if not found or path is None:
+        return 0
+    with MeasurementDatabase(path) as store:
+        return store.add(found)
+
+
 def import_jobs(folder: Path, file: Path | None) -> Merged:
     """Add the trials of a folder of jobs to the store in ``file``, or to the one that builds use by default.
 
@@ -172,7 +220,7 @@ def import_jobs(folder: Path, file: Path | None) -> Merged:
 def main(
     results: Annotated[Path, typer.Argument(help="what run.py wrote")],
     folder: Path = RESULTS,
-    database: Annotated[Path | None, typer.Option(help="of a folder of jobs: the store to add to")] = None,
+    database: Annotated[Path | None, typer.Option(help="the store to add times to; none: leave it alone")] = None,
 ) -> None:
     """Take RESULTS into FOLDER, or into the store of measurements."""
     if results.is_dir():
@@ -180,6 +228,8 @@ def main(
         print(merged, *merged.refused, sep="\n")
         return
     records = read_results(results)
+    if database != Path("none"):
+        print(f"{import_times(records, database)} measurements are new")
     summary = summarise(records)
     about = {key: records[0][key] for key in ("device", "constructed_for", "bundle", "commit")}
     path = result_file(records, folder)

@@ -3,14 +3,13 @@
     python benchmarks/gpu/jobs.py build/jobs --device nvidia-h200 --only gemm_float16_1024 --candidates 10
 
 There: ``python3 gpu-bundle/run.py --jobs jobs``. Here again: ``python benchmarks/gpu/import_results.py jobs``. A batch
-is a case, whose kernels take turns. Results are compared where NumPy computes them in seconds.
+is a case, whose kernels take turns under the keys by which builds look for their times. Results are compared where
+NumPy computes them in seconds.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,9 +22,9 @@ from lists import standard_cases
 from model_graphs import choose
 from programs import function_name, program
 
-from tvm_ext._tvm import IRModule, PassContext, Target, save_json, tvm
+from tvm_ext._tvm import IRModule, Target, save_json
 from tvm_ext.autotune.batch_files import write_batch
-from tvm_ext.autotune.kernel_host import draw_inputs
+from tvm_ext.autotune.kernel_host import KernelError, draw_inputs
 from tvm_ext.autotune.turns import Artifact, BatchEntry
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
@@ -33,36 +32,19 @@ from tvm_ext.errors import CompileError, OptionError
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.kernel_job import JobArgument, KernelJob, TimingPlan
 from tvm_ext.records.measurement import MeasuredWorkload
-from tvm_ext.records.rprogram import RProgram
-from tvm_ext.records.serialise import to_json
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.tir_passes.construct_kernels import candidates
 from tvm_ext.toolchains.cuda_export import architecture_of
-from tvm_ext.toolchains.cuda_toolchain import find_nvcc
-
-KIND = "gpu_case"
-"""`MeasuredWorkload.kind` of these; ``structure`` is the case as JSON."""
+from tvm_ext.tuning.compile_gpu import lowered_for_gpu
+from tvm_ext.tuning.kernels import measured_as
 
 
-def workload_of(case: Case, device: DeviceSpec, architecture: str) -> MeasuredWorkload:
-    """What decides the time of a form of ``case``."""
-    return MeasuredWorkload(
-        kind=KIND,
-        structure=json.dumps(case.to_record(), sort_keys=True),
-        layout="",
-        dtype=case.inputs[0].dtype,
-        device=device.description,
-        instructions=architecture,
-        versions=(("apache-tvm", metadata.version("apache-tvm")), ("nvcc", find_nvcc().version)),
-    )
-
-
-def job_of(case: Case, workload: MeasuredWorkload, chosen: RProgram, kernel: Any, target: Any) -> KernelJob:
+def job_of(case: Case, workload: MeasuredWorkload, configuration: str, kernel: Any, target: Any) -> KernelJob:
     """A form of ``case``; its inputs are drawn from the case's seed."""
     name = function_name(case)
     return KernelJob(
         workload=workload,
-        configuration=to_json(chosen),
+        configuration=configuration,
         module=str(save_json(IRModule({name: kernel.with_attr("global_symbol", name)}))),
         function=name,
         target=str(target),
@@ -82,18 +64,19 @@ def write_jobs(case: Case, device: DeviceSpec, count: int, folder: Path, cache: 
     architecture = architecture_of(str(target))
     if architecture is None:
         raise OptionError(f"{device.name} is no CUDA device.", "name one with --device, see `tvm-ext devices`")
-    workload = workload_of(case, device, architecture)
+    name, func = function_name(case), program(case)
     entries, failed = [], 0
     with tempfile.TemporaryDirectory() as made:
         expected: Path | None = None
-        for number, (chosen, kernel) in enumerate(candidates(program(case), device, count, name=function_name(case))):
-            job = job_of(case, workload, chosen, kernel, target)
+        for number, (_, kernel) in enumerate(candidates(func, device, count, name=name)):
+            known = measured_as(func, kernel, name, device)
+            if known is None:
+                continue
+            job = job_of(case, *known, kernel, target)
             library = Path(made) / f"kernel_{number}.so"
             try:
-                with target, PassContext():
-                    executable = tvm.compile(IRModule({job.function: kernel}), target=target)
-                export(executable, library, [architecture], cache)
-            except (CompileError, RuntimeError, ValueError):
+                export(lowered_for_gpu(job), library, [architecture], cache)
+            except (CompileError, KernelError, RuntimeError, ValueError):
                 failed += 1
                 continue
             expected = expected or _expected(case, job, Path(made) / "expected.npz")

@@ -8,20 +8,20 @@ import numpy as np
 from cases import Case
 from programs import program
 
-from benchmarks.alcop.analytical import TileColumns, count_loops, with_workset
-from benchmarks.alcop.products import TunedProduct
 from tvm_ext.analysis.computations import read_operator
-from tvm_ext.analysis.gemm_form import GemmForm, TileSplit, gemm_expr, gemm_form, split_of
+from tvm_ext.analysis.gemm_form import TileSplit, split_of
 from tvm_ext.analysis.tensor_expr import TensorExpr
-from tvm_ext.cost.mma_model import resident_blocks, shape_of
+from tvm_ext.autotune.gpu_space import product_of
+from tvm_ext.cost.gpu_columns import TileColumns, count_loops, with_workset
+from tvm_ext.cost.mma_model import resident_blocks
 from tvm_ext.cost.pipeline_workload import PipelineWorkload
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.rprogram import RProgram
-from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.tir_passes.plan.anchors import construct_gpu_anchor
 from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from tvm_ext.tir_passes.plan.plan_kernels import TileGroup
+from tvm_ext.tir_passes.roller.construct_mma import tile_of_matrix
 
 CONSTRUCTED = 400
 """Tiles constructed for each operator, among which 40 without split-K are found."""
@@ -36,36 +36,22 @@ class Tile:
     workload: PipelineWorkload
 
 
-def workload_of_program(program: RProgram, expr: TensorExpr, case: Case, device: DeviceSpec) -> PipelineWorkload:
+def workload_of_program(program: RProgram, expr: TensorExpr, device: DeviceSpec) -> PipelineWorkload:
     """What the kernel of ``program`` (one of `construct_mma`'s) does, as searches count it (`count_loops`).
 
     Blocks that share a reduction (split-K) have as many tiles more, of a part of its depth; how many blocks a unit
     holds is what the constructor knows of its own kernels.
     """
-    form = gemm_form(expr)
-    assert isinstance(form, GemmForm), form
-    shape, split, dtype = shape_of(gemm_expr(expr, form)), split_of(program), expr.inputs[0].dtype
-    shares = _splits(program, expr)
-    product = TunedProduct(
-        batch=shape.batch,
-        rows=shape.rows,
-        columns=shape.columns,
-        depth=ceil_div(shape.depth, shares),
-        dtype=dtype,
-        itemsize=shape.itemsize,
-        output_itemsize=shape.output_bytes,
-        input_bytes=sum(item.size_bytes for item in case.inputs),
-    )
-    tiles = _one_tile(split)
+    split, dtype = split_of(program), expr.inputs[0].dtype
+    product, tiles = product_of(expr), _one_tile(split, _splits(program, expr))
     loops = count_loops(product, tiles, device)
-    resident = np.asarray([resident_blocks(split, dtype, device)])
-    loops = replace(loops, blocks=loops.blocks * shares, resident=resident)
-    return with_workset(loops, product, tiles, device, shares=shares).workload(0)
+    loops = replace(loops, resident=np.asarray([resident_blocks(split, dtype, device)]))
+    return with_workset(loops, product, tiles, device).workload(0)
 
 
-def _one_tile(split: TileSplit) -> TileColumns:
+def _one_tile(split: TileSplit, shares: int) -> TileColumns:
     """``split`` as searches have tiles, without pipelines."""
-    sizes = split.rows, split.columns, split.depth, split.warp_rows, split.warp_columns, 1, 1
+    sizes = split.rows, split.columns, split.depth, split.warp_rows, split.warp_columns, shares, 1, 1
     names = (item.name for item in fields(TileColumns))
     return TileColumns(**{name: np.asarray([size]) for name, size in zip(names, sizes, strict=True)})
 
@@ -82,7 +68,7 @@ def tiles_of(case: Case, device: DeviceSpec) -> list[Tile]:
         Tile(
             label=_label(item),
             split_k=_splits(item, expr) > 1,
-            workload=workload_of_program(item, expr, case, device),
+            workload=workload_of_program(item, expr, device),
         )
         for item in anchor.construction.programs
     ]
@@ -90,11 +76,7 @@ def tiles_of(case: Case, device: DeviceSpec) -> list[Tile]:
 
 def _splits(program: RProgram, expr: TensorExpr) -> int:
     """Blocks that share the reduction of one tile."""
-    form = gemm_form(expr)
-    assert isinstance(form, GemmForm), form
-    shape, split = shape_of(gemm_expr(expr, form)), split_of(program)
-    tiles = shape.batch * ceil_div(shape.rows, split.rows) * ceil_div(shape.columns, split.columns)
-    return max(1, program.partition_count // tiles)
+    return tile_of_matrix(program, expr).splits
 
 
 def _label(program: RProgram) -> str:

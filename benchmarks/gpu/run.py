@@ -216,7 +216,7 @@ def run_bundle(
             break
         by_torch = compiled and entry.case.group in COMPILED_GROUPS
         contenders = run_entry(entry, gpu, load_functions(entry, folder, gpu), by_torch)
-        record = _record(manifest, gpu, entry.case, contenders)
+        record = _record(manifest, gpu, entry, contenders)
         with output.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         records.append(record)
@@ -225,10 +225,13 @@ def run_bundle(
     return records
 
 
-def _record(manifest: Manifest, gpu: Gpu, case: Case, contenders: Record) -> Record:
+def _record(manifest: Manifest, gpu: Gpu, entry: Entry, contenders: Record) -> Record:
+    case = entry.case
+    measured = {item.contender: item.plan["measured"] for item in entry.programs if "measured" in item.plan}
     return {
         "bundle": manifest.identity, "commit": manifest.commit, "device": gpu.name, "constructed_for": manifest.device,
         "id": case.id, "group": case.group, "flops": case.flops, "bytes": case.bytes, "contenders": contenders,
+        "measured": measured,
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Under which key a store keeps what was measured of a CPU kernel's configurations."""
+"""Under which key a store keeps what was measured of a kernel's configurations."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ TILES, WINDOWS, ATTENTION, CHAINS = "cpu_tile", "cpu_window", "cpu_attention", "
 ROWS, WINOGRAD, JOINT = "cpu_rows", "cpu_winograd", "cpu_joint"
 """Of what has `RowTiles`, `WinogradTile`s; of kernels of several parts with a choice each, which have `JointTiles`."""
 
-KERNELS: Mapping[str, str] = dict.fromkeys((TILES, WINDOWS, ATTENTION, CHAINS, ROWS, WINOGRAD, JOINT), "1")
-"""Versions of our CPU kernels by kind: a new one where the emitter makes other code of the same configuration."""
+GPU_TILES = "gpu_tile"
+"""Of what has `GpuTile`s."""
+
+KERNELS: Mapping[str, str] = dict.fromkeys((TILES, WINDOWS, ATTENTION, CHAINS, ROWS, WINOGRAD, JOINT, GPU_TILES), "1")
+"""Versions of our kernels by kind: a new one where the emitter makes other code of the same configuration."""
 
 
-def tile_workload(expr: TensorExpr, device: DeviceSpec) -> MeasuredWorkload:
+def tile_workload(expr: TensorExpr, device: DeviceSpec, kind: str = TILES) -> MeasuredWorkload:
     """The key of ``expr``, an anchor in canonical form with what is fused to it, on ``device``.
 
     Names do not count: a convolution is the same workload in every model.
     """
     dtype = ",".join((*(access.dtype for access in expr.inputs), expr.output.dtype))
-    return replace(tile_machine(device), structure=to_json(without_names(expr)), dtype=dtype)
+    return replace(tile_machine(device, kind), structure=to_json(without_names(expr)), dtype=dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +58,7 @@ def tile_machine(device: DeviceSpec, kind: str = TILES) -> MeasuredWorkload:
         dtype="",
         device=device.description,
         instructions=instructions_of(device),
-        threads=device.unit_count,
+        threads=device.unit_count if device.kind == "cpu" else 0,
         versions=(
             ("apache-tvm", installed_version("apache-tvm") or SUPPORTED_VERSIONS["apache-tvm"]),
             (kind, KERNELS[kind]),
@@ -64,9 +67,10 @@ def tile_machine(device: DeviceSpec, kind: str = TILES) -> MeasuredWorkload:
 
 
 def instructions_of(device: DeviceSpec) -> str:
-    """What of a CPU's instruction set its code may use, as `MeasuredWorkload` names it."""
+    """What of a device's instruction set its code may use, as `MeasuredWorkload` names it."""
     target: dict[str, Any] = dict(device.target)
-    return " ".join((str(target.get("mcpu", "")), *target.get("mattr", ()))) or device.name
+    own = str(target.get("mcpu", target.get("arch", "")))
+    return " ".join((own, *target.get("mattr", ()))) or device.name
 
 
 def without_names(expr: TensorExpr) -> TensorExpr:

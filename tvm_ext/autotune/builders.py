@@ -34,9 +34,10 @@ HOST = "llvm"
 
 
 def compile_job(job: KernelJob) -> bytes:
-    """The shared library of a job for a CPU, or for what stock TVM compiles itself; raises KernelError.
+    """The shared library of a job for a CPU; raises KernelError.
 
-    A builder is given this or another function of the same form, which must be a module's, so that it can be pickled.
+    A builder is given this or another function of the same form, which must be a module's, so that it can be pickled:
+    `tuning.compile_gpu.compile_gpu_job` for GPUs.
     """
     try:
         return _library(job.module, job.target)
@@ -70,8 +71,9 @@ def _library(module: str, target: str) -> bytes:
     if not isinstance(loaded, IRModule):
         raise KernelError("compile_failed", "the job's module is no IRModule")
     with PassContext(), Target(target) as known:
-        pipeline = CPU_PIPELINE if str(known.kind.name) == "llvm" else "default"
-        built = tvm.tirx.build(loaded, target=known, pipeline=pipeline)
+        if str(known.kind.name) != "llvm":
+            raise KernelError("compile_failed", f"{known.kind.name} is no CPU: give the builder compile_gpu_job")
+        built = tvm.tirx.build(loaded, target=known, pipeline=CPU_PIPELINE)
     with temporary_folder("build") as folder:
         path: Path = folder / "kernel.so"
         built.export_library(str(path))

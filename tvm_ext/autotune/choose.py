@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tvm_ext.analysis.tile_workload import KERNELS, tile_machine
+from tvm_ext.analysis.tile_workload import GPU_TILES, KERNELS, tile_machine
 from tvm_ext.byoc_cutlass.profiler import fails
 from tvm_ext.byoc_cutlass.selection import Candidate
 from tvm_ext.devices.hal import DeviceSpec
@@ -32,6 +32,11 @@ LEAST_GAIN = 0.02
 """And it must be faster by this share at least, whatever the noise: less does not outlive the next change of clocks."""
 
 
+LONE_GAIN = 0.05
+"""A GPU's kernel that was measured in fewer batches must be faster by this share in each: its runs are timed by the
+device's own events, and a bundle is one batch."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TunedChoice:
     """The configuration to take, None for the constructed kernel; why; and its time over the constructed kernel's."""
@@ -41,14 +46,32 @@ class TunedChoice:
     ratio: float | None = None
 
 
-def choose_tuned(standings: Standings) -> TunedChoice:
-    """The fastest that was measured faster than the constructed kernel by more than the noise, often enough."""
+def choose_tuned(standings: Standings, *, lone: bool = False) -> TunedChoice:
+    """The fastest that was measured faster than the constructed kernel by more than the noise, often enough.
+
+    ``lone``: one batch is enough for what is faster by `LONE_GAIN`. Where the constructed kernel is known to fail, the
+    fastest of those that run.
+    """
+    if standings.constructed_us is None:
+        return _beside_a_failure(standings)
     ran = [item for item in standings.by_configuration.values() if item.ratio is not None]
     others = sorted((item for item in ran if item.configuration != standings.constructed), key=_order)
-    proven = next((other for other in others if _is_faster(other)), None)
+    proven = next((other for other in others if _is_faster(other, lone)), None)
     if proven is not None:
         return TunedChoice(configuration=proven.configuration, reason=_won(proven, standings), ratio=proven.ratio)
     return TunedChoice(configuration=None, reason=_kept(others, standings))
+
+
+def _beside_a_failure(standings: Standings) -> TunedChoice:
+    """Of a workload whose constructed kernel gave no time."""
+    timed = [(item.verdict.time_us, name) for name, item in standings.by_configuration.items()]
+    ran = sorted((time_us, name) for time_us, name in timed if time_us is not None)
+    failed = [name for name in standings.tried_first if fails(standings.by_configuration[name].verdict)]
+    if not ran or not failed:
+        return TunedChoice(configuration=None, reason=_kept([], standings))
+    what = standings.by_configuration[failed[0]].verdict.outcome
+    reason = f"tile by measurement: {ran[0][0]:.3g} us, the fastest of {len(ran)}; the constructed kernel is {what}"
+    return TunedChoice(configuration=ran[0][1], reason=reason)
 
 
 def _order(standing: Standing) -> tuple[float, str]:
@@ -56,14 +79,14 @@ def _order(standing: Standing) -> tuple[float, str]:
     return standing.ratio, standing.configuration
 
 
-def _is_faster(standing: Standing) -> bool:
+def _is_faster(standing: Standing, lone: bool) -> bool:
     """By the least gain or twice the standard error, whichever is more, and in all batches but a quarter of them.
 
     Worked example: ratios of 0.93, 0.95 and 1.01 are 5 % faster with a noise of 3 %, but one of three is slower: no.
     """
     ratio, count = standing.ratio, len(standing.ratios)
     if ratio is None or count < CONFIRMATIONS:
-        return False
+        return ratio is not None and lone and max(standing.ratios) <= 1.0 - LONE_GAIN
     slower = sum(ratio >= 1.0 for ratio in standing.ratios)
     return 1.0 - ratio >= max(LEAST_GAIN, standing.noise) and 4 * slower <= count
 
@@ -121,17 +144,24 @@ def why_own_kernel(own_us: float, template_us: float) -> str:
 # --- The tiles that builds take by measurement: what `choose_tuned` says of all that a store knows of one device ------
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TunedTiles:
-    """Configurations by their workloads' keys, why they were chosen, and what was wrong with the store."""
+    """Configurations by their workloads' keys, why they were chosen, and what was wrong with the store.
+
+    ``failed`` are GPU kernels that were measured not to run or to be wrong: (key of the workload, configuration).
+    """
 
     configurations: Mapping[str, str] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    failed: frozenset[tuple[str, str]] = frozenset()
     notes: tuple[str, ...] = ()
 
 
+NOTHING_TUNED = TunedTiles()
+
+
 def tiles_for_build(device: DeviceSpec, options: BuildOptions) -> TunedTiles:
-    """Of the database and the bases that ``options`` name; none for GPUs, and where nothing is constructed."""
-    if device.kind != "cpu" or options.enable_roller is False:
-        return TunedTiles()
+    """Of the database and the bases that ``options`` name; none where nothing is constructed."""
+    if options.enable_roller is False:
+        return NOTHING_TUNED
     store = MeasurementStore.for_build(options)
     try:
         return tuned_tiles(store, device)
@@ -145,11 +175,16 @@ def tuned_tiles(store: MeasurementStore, device: DeviceSpec) -> TunedTiles:
     Nothing is looked at that was measured on another device, with other instructions, threads or versions.
     """
     machines = {kind: tile_machine(device, kind) for kind in KERNELS}
-    configurations, reasons = {}, {}
+    configurations, reasons, failed = {}, {}, set[tuple[str, str]]()
     for key, workload in store.workloads(machines).items():
         if replace(workload, structure="", dtype="") != machines[workload.kind]:
             continue
-        choice = choose_tuned(standings_of(store.trials(workload)))
+        standings, on_gpu = standings_of(store.trials(workload)), workload.kind == GPU_TILES
+        choice = choose_tuned(standings, lone=on_gpu)
+        if on_gpu:
+            failed |= {(key, name) for name, item in standings.by_configuration.items() if fails(item.verdict)}
         if choice.configuration is not None:
             configurations[key], reasons[key] = choice.configuration, choice.reason
-    return TunedTiles(configurations=configurations, reasons=reasons, notes=tuple(store.notes.values()))
+    return TunedTiles(
+        configurations=configurations, reasons=reasons, failed=frozenset(failed), notes=tuple(store.notes.values())
+    )

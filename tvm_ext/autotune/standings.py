@@ -51,12 +51,14 @@ class Standing:
 class Standings:
     """All that is known of a workload. ``constructed`` is the kernel that the others were measured beside.
 
-    ``constructed_us`` is the median of its trials; None where it never ran.
+    ``constructed_us`` is the median of its trials; None where it never ran. ``tried_first`` are those that began a
+    batch, whether they ran or not.
     """
 
     by_configuration: Mapping[str, Standing]
     constructed: str | None
     constructed_us: float | None
+    tried_first: tuple[str, ...] = ()
 
     def time_us(self, configuration: str) -> float | None:
         """Microseconds on the scale of ``constructed_us``; as it was measured where there is no ratio; None: failed."""
@@ -89,6 +91,7 @@ def standings_of(trials: Iterable[Trial], constructed: str | None = None) -> Sta
         by_configuration=standings,
         constructed=constructed,
         constructed_us=statistics.median(times) if times else None,
+        tried_first=tuple(sorted({batch[0].configuration for batch in batches.values() if 0 in batch})),
     )
 
 

@@ -260,6 +260,9 @@ def devices(
         bool, typer.Option("--measure", help="Measure this machine's CPU first, in about 15 s.")
     ] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Forget measurements of this machine's CPU.")] = False,
+    measured: Annotated[
+        Path | None, typer.Option("--import", metavar="FILE", help="What a bundle's microbench printed on a GPU.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the device as a row file.")] = None,
     as_json: common.AsJson = False,
 ) -> None:
@@ -276,7 +279,11 @@ def devices(
         cli_devices.require_this_machine(name)
         with common.progress_bar(microbench.MOST_ROUNDS + 1) as steps:
             probe.measure_cpu(steps.begin)
-    specs = [device_db.lookup(item) for item in ([name or "cpu"] if name or output else device_db.names())]
+    if measured is not None:
+        specs = [cli_devices.imported(measured, name)]
+        name = specs[0].name
+    else:
+        specs = [device_db.lookup(item) for item in ([name or "cpu"] if name or output else device_db.names())]
     if output is not None:
         row_files.write_row(output, specs[0])
     if as_json:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from tvm_ext.devices import device_db
+from tvm_ext.devices.gpu_measurement import measured_gpu, read_measurement
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.errors import OptionError
+from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.options import recorded_cpu
 
 
@@ -23,6 +25,22 @@ def require_this_machine(name: str) -> None:
         raise OptionError(
             f"TVM_EXT_CPU lets {stand_in} stand for this machine.", "unset TVM_EXT_CPU to measure this machine"
         )
+
+
+def imported(path: Path, name: str | None) -> DeviceSpec:
+    """The row ``name``, left out: the one of the capability and units that were measured, with the figures of ``path``.
+
+    Raises InputError for a file that is none, or of another device, TargetError where no row is like it.
+    """
+    found = read_measurement(path)
+    if name is None:
+        rows = [device_db.lookup(item) for item in device_db.names() if item not in device_db.HOST_NAMES]
+        alike = [row for row in rows if (row.compute_capability, row.unit_count) == (found.capability, found.units)]
+        close = [row for row in alike if row.name.rpartition("-")[2] in found.device.lower()]
+        if not alike:
+            raise TargetError(f"no row is of a GPU like {found.device}", "write one (docs/add-a-device.md)")
+        name = (close or alike)[0].name
+    return measured_gpu(device_db.lookup(name), found)
 
 
 def overview(specs: Sequence[DeviceSpec]) -> Table:

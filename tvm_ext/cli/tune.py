@@ -29,7 +29,11 @@ def tune(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Measure on servers of a TVM RPC tracker, which checks no passwords."),
     ] = None,
-    key: Annotated[str, typer.Option(help="Key of those servers at the tracker.")] = "cpu",
+    key: Annotated[str | None, typer.Option(help="Key of those servers at the tracker. Default: cpu, cuda.")] = None,
+    jobs: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Measure through a folder that a machine with the device serves."),
+    ] = None,
     target: common.Target = "llvm",
     database: Annotated[str, typer.Option(help="Where measurements are kept: a file, or auto.")] = "auto",
     seed: common.Seed = 0,
@@ -55,7 +59,7 @@ def tune(
         steps.begin("importing")
         mod, params = common.import_model(model, shape, batch)
     with _live(file) as (watch, said):
-        request = TuningRequest(budget=budget, seed=seed, progress=watch, tracker=tracker, key=key)
+        request = TuningRequest(budget=budget, seed=seed, progress=watch, tracker=tracker, key=key, jobs=jobs)
         library = relay.build(mod, target, params=params, tune=request, database=database)
         said.clear()
     if output is not None:

@@ -1,7 +1,7 @@
 """The equations of ALCOP's Table 1 (paper §4), for one kernel or, with arrays for numbers, for thousands at once.
 
 `pipeline_model.py` says where they differ from the print and why; it has one kernel's answer with its bound, and
-`benchmarks/alcop/analytical.py` ranks whole spaces of tiles and stages.
+`gpu_columns.py` ranks whole spaces of tiles and stages.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def spec_from_facts(
     if "tensor_core_shape" in scalars:
         scalars["tensor_core_shape"] = _int_tuple(scalars["tensor_core_shape"], "x")
     scalars.setdefault("clock_ghz", None)
-    peaks = tuple((path.partition(".")[2], float(v)) for path, v in values.items() if path.startswith("peak_gflops."))
+    peaks, instructions = (_pairs(values, prefix) for prefix in ("peak_gflops.", "instruction_gops."))
     return DeviceSpec(
         name=name,
         kind=kind,
@@ -65,6 +65,7 @@ def spec_from_facts(
         target=target,
         layers=built,
         peak_gflops=peaks,
+        instruction_gops=instructions,
         facts=facts,
         **scalars,
     )
@@ -116,7 +117,11 @@ def with_unit_count(spec: DeviceSpec, unit_count: int) -> DeviceSpec:
 
 def _grows_with_units(path: str, spec: DeviceSpec) -> bool:
     is_bandwidth = path.endswith(".bandwidth_gb_per_s") and not path.startswith(f"layers.{spec.lowest_layer.name}.")
-    return is_bandwidth or path.startswith("peak_gflops.")
+    return is_bandwidth or path.startswith(("peak_gflops.", "instruction_gops."))
+
+
+def _pairs(values: dict[str, float | int | str], prefix: str) -> tuple[tuple[str, float], ...]:
+    return tuple((path.removeprefix(prefix), float(v)) for path, v in values.items() if path.startswith(prefix))
 
 
 def _used_values(facts: tuple[Fact, ...]) -> dict[str, float | int | str]:

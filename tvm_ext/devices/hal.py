@@ -76,6 +76,8 @@ class DeviceSpec:
     ``teu_lanes`` is the parallelism of one TEU in 32-bit elements: a warp (32), a wavefront (64), a SIMD register
     (4, 8, 16). ``register_limit`` is the number of architectural vector registers (CPU) or the per-thread register
     budget (GPU, IPU).
+    ``instruction_gops`` holds (type and operation, results of all units in 10^9/s) pairs of the vector units, a
+    multiply-add being one: ``float32.exp``. What it does not name runs at the rate that the peak says.
     ``tensor_core_shape`` is the (m, n, k) of the matrix instruction that rTiles align with, if any.
     """
 
@@ -103,6 +105,7 @@ class DeviceSpec:
     warp_granule: int | None = None  # and a block's warps, where its registers are compared with the limit of a block
     layers: tuple[MemoryLayer, ...]
     peak_gflops: tuple[tuple[str, float], ...]
+    instruction_gops: tuple[tuple[str, float], ...] = ()
     tensor_core_shape: tuple[int, int, int] | None = None
     power_share: float | None = (
         None  # of the matrix units' peak, what the board's limit of power leaves where they go on
@@ -119,6 +122,7 @@ class DeviceSpec:
     least_kernel_us: float | None = None  # GPU: what the shortest kernel takes behind its launch
     unplanned_registers: int | None = None  # GPU: of a thread of a kernel that no emitter planned
     dispatch_ns: float | None = None  # a unit's way from one rTask of a schedule to the next
+    barrier_ns: float | None = None  # GPU: from one barrier of a threadblock to the next
     handoff_ns: float | None = None  # from one unit's release of a counter to another's going on that waits for it
     facts: tuple[Fact, ...] = field(default=(), compare=False)
 

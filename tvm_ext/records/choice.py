@@ -7,6 +7,7 @@ from typing import Literal
 
 from .pipelines import PipelinePlan
 from .rprogram import RProgram
+from .tuning import GpuTile
 
 CHOICE = "tvm_ext.choice"
 """PrimFunc attribute: the function's `KernelChoice` as JSON."""
@@ -89,6 +90,7 @@ class KernelChoice:
     ``gpu`` has one entry for each group of computations that became GPU kernels, in order; a CPU's kernels have none.
     ``expected_s`` is the model's time of a kernel that runs several rPrograms many times, as a chain's panels do.
     ``pipeline`` says which of a GPU kernel's buffers are loaded ahead of their use; None where that was not asked.
+    ``tile`` is what of a GPU's kernel a search may choose, and ``workload`` the key under which it is measured.
     """
 
     operator: str
@@ -102,6 +104,8 @@ class KernelChoice:
     gpu: tuple[GpuPlan, ...] = ()
     pipeline: PipelinePlan | None = None
     expected_s: float | None = None
+    tile: GpuTile | None = None
+    workload: str = ""
 
     def __post_init__(self) -> None:
         assert self.notes and all(self.notes), f"{self.operator}: a choice must say why"

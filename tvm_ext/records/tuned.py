@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from tvm_ext.errors import OptionError
@@ -125,7 +126,8 @@ class TuningStatus:
 class TuningRequest:
     """What a build asks of a tuning run.
 
-    ``tracker`` is "host:port" of a TVM RPC tracker, behind which servers of ``key`` measure; None: this machine does.
+    ``tracker`` is "host:port" of a TVM RPC tracker, behind which servers of ``key`` (None: the kind of the device)
+    measure. ``jobs`` is a folder that a machine with the device serves. With neither, this machine measures.
     ``progress`` is told where the run stands after each batch.
     """
 
@@ -133,7 +135,8 @@ class TuningRequest:
     seed: int = 0
     progress: Callable[[TuningStatus], None] | None = None
     tracker: str | None = None
-    key: str = "cpu"
+    key: str | None = None
+    jobs: Path | None = None
 
     @classmethod
     def of(cls, tune: TuneLike | TuningRequest | None, tell: Callable[[str], None] | None) -> TuningRequest | None:

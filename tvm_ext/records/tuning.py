@@ -1,4 +1,4 @@
-"""What searches move in: the tiles of CPU kernels, of each kind of kernel its own."""
+"""What searches move in: the tiles of kernels, of each kind of kernel its own."""
 
 from __future__ import annotations
 
@@ -144,3 +144,45 @@ class JointTiles:
     def configuration(self) -> str:
         """By which a store of measurements knows it."""
         return to_json(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuTile:
+    """The tiles of a GPU's product or convolution, and the versions of what it loads ahead (ALCOP, Table 2).
+
+    On ``matrix`` units ``block`` is a threadblock's (rows, columns, depth) of the product that the operator is, and
+    ``inner`` a warp's (rows, columns). On vector units both have one entry for each axis of the expression in canonical
+    form: a thread's elements, and the threadblock's tile with the reduction of one step. ``splits`` blocks share the
+    reduction of one tile. ``shared_stages`` and ``register_stages`` are versions of shared memory's tiles and of the
+    fragments in registers (1: not pipelined).
+
+    Worked example: 128 x 128 x 64 by warps of 64 x 32 are eight warps.
+    """
+
+    matrix: bool
+    inner: tuple[int, ...]
+    block: tuple[int, ...]
+    splits: int = 1
+    shared_stages: int = 1
+    register_stages: int = 1
+
+    def __post_init__(self) -> None:
+        if min((*self.inner, *self.block, self.splits, self.shared_stages, self.register_stages), default=0) < 1:
+            raise ValueError(f"{self} has an empty tile")
+        if self.matrix and (len(self.inner), len(self.block)) != (2, 3):
+            raise ValueError(f"{self} is no tile of rows, columns and depth by warps of rows and columns")
+        if not self.matrix and len(self.inner) != len(self.block):
+            raise ValueError(f"{self} does not say the same number of axes twice")
+        if self.shared_stages == 1 and self.register_stages > 1:
+            raise ValueError(f"{self} loads fragments ahead of tiles that are not there")
+
+    @property
+    def configuration(self) -> str:
+        """By which a store of measurements knows it."""
+        return to_json(self)
+
+    def __str__(self) -> str:
+        block, inner = ("x".join(map(str, sizes)) for sizes in (self.block, self.inner))
+        split = f", reduction shared by {self.splits}" if self.splits > 1 else ""
+        stages = f"{self.shared_stages} x {self.register_stages} stages"
+        return f"{block} by {'warps' if self.matrix else 'threads'} of {inner}{split}, {stages}"

@@ -48,9 +48,9 @@ from .expressions.on_cpu import call_notes, on_cpu
 from .expressions.turn_divisions import with_turned_divisions
 from .kinds.registry import ATTEMPTS, Division, constructions, divisions, kinds_digest, own_choices, tunable_parts
 from .pipelining.plan import Wishes
-from .pipelining.route import wishes_of, with_pipelines
+from .pipelining.route import wishes_of, with_pipelines, without_stages
 from .plan.alternatives import Pick, best_programs, frugal_picker, with_alternatives
-from .plan.chosen_tiles import NO_CHOICES, TileChoices
+from .plan.chosen_tiles import NO_CHOICES, FailedTiles, TileChoices
 from .plan.context import UnscheduledOperator
 from .plan.equal_functions import EqualFunctions
 from .plan.form import (
@@ -67,6 +67,9 @@ from .plan.form import (
 )
 from .plan.open_rows import with_open_rows
 from .plan.plan_kernels import size_notes
+
+PINNED = "tvm_ext.pinned_stages"
+"""PrimFunc attribute, during construction: the kernel's tile was chosen, and its stages with it."""
 
 Accept = Callable[[PrimFunc], None]
 Scheduled = tuple[PrimFunc, KernelChoice]
@@ -90,7 +93,9 @@ class ConstructKernels:
         Where compiled CPU kernels are looked up. Those found are sealed: they have no body, and `code_generation` must
         follow. Left out: every kernel is constructed.
     tiles
-        Tiles that replace construction's on a CPU, by the keys of their workloads.
+        Tiles that replace construction's, by the keys of their workloads.
+    failed
+        Tiles of GPU kernels that were measured to fail: none of them is made.
     alternatives
         Whether operators that run beside others get a second kernel, of less work, for schedules to choose from.
     outside
@@ -118,8 +123,10 @@ class ConstructKernels:
         outside: DeviceSpec | None = None,
         accept: Accept | None = None,
         wishes: Wishes | None = None,
+        failed: FailedTiles = frozenset(),
     ) -> None:
         self.device, self.options, self.tiles, self.alternatives = device, options, tiles, alternatives
+        self.failed = failed
         self.outside = device if outside is None else outside
         self.cache = cache if cache is not None and device.kind == "cpu" else KernelCache(None)
         self.accept, self.wishes = accept, wishes
@@ -148,7 +155,9 @@ class ConstructKernels:
         if kernel is not None:
             self.cache.duplicates += 1
         else:
-            kernel = construct_kernel(func, name, device, self.options, tiles, accept=self.accept, wishes=self.wishes)
+            kernel = construct_kernel(
+                func, name, device, self.options, tiles, accept=self.accept, wishes=self.wishes, failed=self.failed
+            )
             made.remember(func, kernel)
         return kernel if key is None else kernel.with_attr(KERNEL_KEY, key)
 
@@ -174,7 +183,7 @@ class ConstructKernels:
         operator = UnscheduledOperator(func=func, name=name, device=self.device, options=self.options)
         if self.device.kind != "cpu":
             less_work = frugal_picker(own.program, least_tasks, shortest_s(self.device))
-            return _by_pick(operator, less_work, self.accept, self.wishes)
+            return _by_pick(operator, less_work, self.accept, self.wishes, self.failed)
         return _by_less_work(operator, own, least_tasks)
 
 
@@ -189,7 +198,7 @@ def _by_less_work(operator: UnscheduledOperator, own: KernelChoice, least_tasks:
 
 
 def _by_pick(
-    operator: UnscheduledOperator, pick: Pick, accept: Accept | None, wishes: Wishes | None
+    operator: UnscheduledOperator, pick: Pick, accept: Accept | None, wishes: Wishes | None, failed: FailedTiles
 ) -> PrimFunc | None:
     """A GPU kernel by an rProgram of ``pick``; None where it has none, or that is not all there is to it."""
     try:
@@ -199,7 +208,7 @@ def _by_pick(
                 return None  # of a chain the model ranks the tiles as a whole
             ways = islice(division.ways(NO_CHOICES, pick), ATTEMPTS)
             made = (_assembled(operator.func, division, forms) for _, forms in ways)
-            return with_choice(*_first_accepted(made, operator, wishes, accept))
+            return with_choice(*_first_accepted(made, operator, wishes, accept, failed))
     except IllegalRewrite:
         return None
 
@@ -220,12 +229,13 @@ def construct_kernel(
     *,
     accept: Accept | None = None,
     wishes: Wishes | None = None,
+    failed: FailedTiles = frozenset(),
 ) -> PrimFunc:
     """``func`` scheduled for ``device``, its `KernelChoice` attached, which says why where nothing is constructed.
 
-    ``tiles`` replace those that construction chooses on a CPU. ``accept`` may refuse a GPU kernel, by IllegalRewrite:
-    the next candidate follows, after `ATTEMPTS` stock TVM's. ``wishes``: pipelines other than those that ``options``
-    ask for. Raises TargetError for a GPU, as the pass says.
+    ``tiles`` replace those that construction chooses. ``accept`` may refuse a GPU kernel, by IllegalRewrite, and those
+    of ``failed`` are refused: the next candidate follows, after `ATTEMPTS` stock TVM's. ``wishes``: pipelines other
+    than those that ``options`` ask for. Raises TargetError for a GPU, as the pass says.
     """
     if device.kind == "cpu" and is_step_loop(func):
         return looped_kernel(func, lambda step: construct_kernel(step, name, device, options, tiles))
@@ -234,7 +244,7 @@ def construct_kernel(
         return with_choice(*schedule_by_stock(func, name, device, "enable_roller=False"))
     try:
         with timed_construction():
-            kernel = _first_accepted(_assemblies(operator, tiles), operator, wishes, accept)
+            kernel = _first_accepted(_assemblies(operator, tiles), operator, wishes, accept, failed)
     except IllegalRewrite as refusal:
         kernel = _plainly_scheduled(operator, refusal, wishes)
     return with_choice(*kernel)
@@ -280,7 +290,8 @@ def _assembled(func: PrimFunc, division: Division, forms: Sequence[Form]) -> Sch
     choice = choice_of(made, forms, notes, device)
     for part in division.parts:
         choice = part.describe(choice, forms)
-    return with_turned_divisions(function_like(func, params, body)), choice
+    made = with_turned_divisions(function_like(func, params, body))
+    return (made.with_attr(PINNED, True) if any(form.pinned for form in forms) else made), choice
 
 
 def _plainly_scheduled(operator: UnscheduledOperator, refusal: IllegalRewrite, wishes: Wishes | None) -> Scheduled:
@@ -295,14 +306,20 @@ def _plainly_scheduled(operator: UnscheduledOperator, refusal: IllegalRewrite, w
 
 
 def _first_accepted(
-    kernels: Iterable[Scheduled], operator: UnscheduledOperator, wishes: Wishes | None, accept: Accept | None
+    kernels: Iterable[Scheduled],
+    operator: UnscheduledOperator,
+    wishes: Wishes | None,
+    accept: Accept | None,
+    failed: FailedTiles,
 ) -> Scheduled:
     """The first of ``kernels`` with its pipelines, or without where that is refused; IllegalRewrite where all are."""
     refusals: list[str] = []
-    for plain in kernels:
-        pipelined = _pipelined(plain, operator, wishes)
-        for func, choice in [pipelined] if pipelined[0] is plain[0] else [pipelined, plain]:
-            problem = _refusal(func, accept)
+    for made in kernels:
+        pipelined = _pipelined(made, operator, wishes)
+        plain = made[0].without_attr(PINNED), without_stages(made[1])
+        is_plain = pipelined[1].pipeline is None or not pipelined[1].pipeline.buffers
+        for func, choice in [pipelined] if is_plain else [pipelined, plain]:
+            problem = _measured_to_fail(choice, failed) or _refusal(func, accept)
             if problem is None:
                 return func, replace(choice, notes=(*choice.notes, *first_and_count(refusals)))
             refusals.append(problem)
@@ -310,10 +327,25 @@ def _first_accepted(
 
 
 def _pipelined(kernel: Scheduled, operator: UnscheduledOperator, wishes: Wishes | None) -> Scheduled:
-    """``kernel`` with the pipelines that were asked for; CPUs have none."""
+    """``kernel`` with the pipelines that were asked for, or that its tile was chosen with; CPUs have none."""
     if operator.device.kind == "cpu":
         return kernel
-    return with_pipelines(*kernel, operator.device, wishes or wishes_of(operator.options))
+    (func, choice), asked = kernel, wishes or wishes_of(operator.options)
+    if choice.tile is not None and PINNED in func.attrs:
+        shared, register = choice.tile.shared_stages, choice.tile.register_stages
+        asked = replace(
+            asked,
+            shared_stages=asked.shared_stages or shared,
+            register_stages=asked.register_stages or register,
+        )
+    return with_pipelines(func.without_attr(PINNED), choice, operator.device, asked)
+
+
+def _measured_to_fail(choice: KernelChoice, failed: FailedTiles) -> str | None:
+    """Why the kernel is not taken; None where nothing of the kind is known."""
+    if choice.tile is None or (choice.workload, choice.tile.configuration) not in failed:
+        return None
+    return f"{choice.tile} was measured to fail"
 
 
 def _refusal(func: PrimFunc, accept: Accept | None) -> str | None:

@@ -13,6 +13,7 @@ from tvm_ext._tvm import GlobalVar, IRModule, PrimFunc, Sequential, Target, save
 from tvm_ext.analysis.computations import read_operator
 from tvm_ext.analysis.tile_workload import joint_workload
 from tvm_ext.autotune.cpu_space import CpuTileSpace
+from tvm_ext.autotune.gpu_space import MatrixTileSpace, product_of, vector_space
 from tvm_ext.autotune.spaces import FieldLevel, KernelSpace, ListedSpace, SpaceCandidate, TuningTask, distinct
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -46,19 +47,52 @@ class TunablePart:
 
 
 def tunable_part(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions) -> TunablePart:
-    """Of ``func``, an unscheduled operator for a CPU; where several parts have a choice, of all of them together.
+    """Of ``func``, an unscheduled operator; where several parts of a CPU's have a choice, of all of them together.
 
-    Raises IllegalRewrite, with the reason, where there is nothing to choose.
+    Of a GPU's, the part of most work. Raises IllegalRewrite, with the reason, where there is nothing to choose.
     """
     if params_of(func) is None:
         raise IllegalRewrite("its shapes are not fixed")
     operator = UnscheduledOperator(func=func, name=name, device=device, options=options)
+    if device.kind != "cpu":
+        return _gpu_part(operator)
     parts = {part.key().key: part for part in tunable_parts(operator)}
     made = {key: _tunable_or_why(part) for key, part in parts.items()}
     found = [item for item in made.values() if isinstance(item, TunablePart)]
     if not found:
         raise IllegalRewrite(next((item for item in made.values() if isinstance(item, str)), NO_CHOICE))
     return found[0] if len(found) == 1 else _joint(made, workloads_of(parts.values()), device)
+
+
+def _gpu_part(operator: UnscheduledOperator) -> TunablePart:
+    """The part whose tile the constructed kernel's record names; raises IllegalRewrite where that has none."""
+    device, options = operator.device, operator.options
+    choice = _choice_of(construct_kernel(operator.func, operator.name, device, options))
+    part = next((part for part in tunable_parts(operator) if part.key().key == choice.workload), None)
+    if choice.tile is None or part is None:
+        raise IllegalRewrite(f"{NO_CHOICE}: {choice.reason}")
+    offered = part.candidates()
+    assert offered.expr is not None
+    tiles = [choice.tile, *(tile for tile, _ in offered.found if tile != choice.tile)]
+    space: KernelSpace[SpaceCandidate]
+    if choice.tile.matrix:
+        space = MatrixTileSpace(product_of(offered.expr), device, tiles)
+    else:
+        space = vector_space(offered.expr, device, tiles)
+    return TunablePart(workload=part.key(), space=space, constructed=choice.tile.configuration, depth=offered.depth)
+
+
+def measured_as(func: PrimFunc, kernel: PrimFunc, name: str, device: DeviceSpec) -> tuple[MeasuredWorkload, str] | None:
+    """Under which workload and configuration builds look for times of ``kernel``, a GPU's of the unscheduled ``func``.
+
+    None where nothing of it can be chosen.
+    """
+    choice = _choice_of(kernel)
+    if choice.tile is None:
+        return None
+    operator = UnscheduledOperator(func=func, name=name, device=device, options=BuildOptions())
+    workload = workloads_of(tunable_parts(operator)).get(choice.workload)
+    return None if workload is None else (workload, choice.tile.configuration)
 
 
 def _tunable_or_why(part: AnyPart) -> TunablePart | str:
@@ -185,6 +219,8 @@ def _choice_with(
     made = construct_kernel(func, name, device, options, tiles)
     choice = _choice_of(made)
     refuse_left_out(choice.notes)
+    if choice.tile is not None and choice.tile.configuration != configuration:
+        raise IllegalRewrite(f"it is made as {choice.tile}: {choice.reason}")
     if not any(note.startswith(CHOSEN) for note in choice.notes):
         raise IllegalRewrite(f"it is not made in tiles that can be chosen: {choice.reason}")
     return made, choice

@@ -1,19 +1,22 @@
-"""One tuning run of a model for a CPU, from its operators to what later builds will take."""
+"""One tuning run of a model, from its operators to what later builds will take."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tvm_ext import options as environment
 from tvm_ext._tvm import IRModule, Target, tvm
-from tvm_ext.autotune.builders import ExecutorBuilder, LocalBuilder
+from tvm_ext.autotune.builders import ExecutorBuilder, LocalBuilder, compile_job
+from tvm_ext.autotune.job_folder import FolderRunner
 from tvm_ext.autotune.measure import Measurer
-from tvm_ext.autotune.runners import TrackerFleet
+from tvm_ext.autotune.runners import IsolatedRunner, TrackerFleet
 from tvm_ext.autotune.session import TrialHistory, TuningSession
 from tvm_ext.autotune.spaces import TuningTask
 from tvm_ext.autotune.tracker import Tracker
+from tvm_ext.devices.capabilities import capability_text
 from tvm_ext.devices.cpu_info import read_cpu_info
 from tvm_ext.devices.device_db import cpu_needs
 from tvm_ext.devices.hal import DeviceSpec
@@ -24,6 +27,7 @@ from tvm_ext.records.kernel_job import KernelJob
 from tvm_ext.records.measurement import MOST_REASON, Trial
 from tvm_ext.records.tuned import TuningRecord, TuningRequest
 
+from .compile_gpu import compile_gpu_job
 from .kernels import TunableKernel, TunableModel, job_of, tunable_model
 
 MOST_KEPT = 512
@@ -52,21 +56,27 @@ def tune_model(
         model = tunable_model(operators, calls, device, options)
     if not model.tasks:
         return _session(model, lambda _task, _wanted: (), store, request, start).run()
-    with (measurer_of or usual_measurer)(request) as measurer:
+    with (measurer_of or partial(usual_measurer, device))(request) as measurer:
         measure = KernelMeasure(model, measurer, device, target, options)
         session = _session(model, measure, store, request, start)
         record = session.run()
     return replace(record, untuned=model.untuned, notes=tuple(dict.fromkeys((*record.notes, str(measurer.report)))))
 
 
-def usual_measurer(request: TuningRequest) -> Measurer:
-    """Processes of this machine, or servers behind a tracker; raises OptionError for an address that is none.
+def usual_measurer(device: DeviceSpec, request: TuningRequest) -> Measurer:
+    """Processes of this machine, servers behind a tracker or of a folder; raises OptionError for a wrong address.
 
-    Here nothing is compiled while something is timed; for servers it is, since they have cores of their own.
+    On a CPU nothing is compiled while something is timed here; for servers it is, since they have their own cores.
     """
-    if request.tracker is None:
-        return Measurer(LocalBuilder(usable_core_count(), most_kept=MOST_KEPT))
-    return Measurer(runners=TrackerFleet(Tracker.parse(request.tracker), request.key))
+    kind = device.kind
+    compiler = compile_job if kind == "cpu" else compile_gpu_job
+    if request.jobs is not None:
+        return Measurer(LocalBuilder(compiler=compiler), [FolderRunner(request.jobs)])
+    if request.tracker is not None:
+        fleet = TrackerFleet(Tracker.parse(request.tracker), request.key or kind, kind)
+        return Measurer(LocalBuilder(compiler=compiler), fleet)
+    builder = LocalBuilder(usable_core_count(), compiler=compiler, most_kept=MOST_KEPT)
+    return Measurer(builder, [IsolatedRunner(kind)])
 
 
 def _session(
@@ -126,12 +136,10 @@ class KernelMeasure:
 
 def require_measurable(device: DeviceSpec, target: Target, request: TuningRequest) -> None:
     """Raise UnsupportedEnvironmentError where times of kernels for ``device`` cannot be taken."""
+    if request.tracker is not None or request.jobs is not None:
+        return
     if device.kind != "cpu":
-        raise UnsupportedEnvironmentError(
-            f"kernels for {device.name} cannot be tuned: the tiles of CPU kernels are what is searched.",
-            "leave 'tune' out; CUTLASS's templates are measured by profile_cutlass=True",
-        )
-    if request.tracker is not None:
+        _require_gpu(device)
         return
     named = environment.recorded_cpu()
     if named is not None:
@@ -151,3 +159,16 @@ def require_measurable(device: DeviceSpec, target: Target, request: TuningReques
             f"kernels for {device.name} cannot be timed here: this machine {unmet}.",
             "tune on such a machine (by --tracker), and merge its database (tvm-ext database merge)",
         )
+
+
+def _require_gpu(device: DeviceSpec) -> None:
+    """Raise UnsupportedEnvironmentError unless ``device``, or one of its compute capability, is in this machine."""
+    here = tvm.runtime.device(device.kind, 0)
+    own = capability_text(device)
+    if here.exist and str(here.compute_version) in (own, ""):
+        return
+    found = f"its GPU is a {here.device_name}" if here.exist else f"TVM finds no {device.kind} device"
+    raise UnsupportedEnvironmentError(
+        f"kernels for {device.name} cannot be timed here: {found}.",
+        "tune through a folder that a machine with the GPU serves (jobs, `tvm-ext tune --jobs`), or by --tracker",
+    )

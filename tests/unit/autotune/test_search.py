@@ -8,17 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.alcop.products import TileCandidate, product_of_matmul
+from benchmarks.alcop.products import product_of_matmul
 from benchmarks.alcop.searches import Drafted, InOrder, LikelihoodFree, PlainAnnealed, PlainModel, tune
 from benchmarks.alcop.simulated_gpu import SimulatedGpu
-from benchmarks.alcop.tile_space import TileSpace
 from tvm_ext.autotune.cost_model import FAILURE_FACTOR, TileCostModel
 from tvm_ext.autotune.database import MeasurementDatabase
+from tvm_ext.autotune.gpu_space import MatrixTileSpace
 from tvm_ext.autotune.search import Annealed, AtRandom, Proposer, SpaceSearch
 from tvm_ext.devices import device_db
 from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial
+from tvm_ext.records.tuning import GpuTile
 
-SPACE = TileSpace(product_of_matmul(512, 512, 64, batch=12), device_db.lookup("nvidia-a100"))
+SPACE = MatrixTileSpace(product_of_matmul(512, 512, 64, batch=12), device_db.lookup("nvidia-a100"))
 GPU = SimulatedGpu(SPACE)
 TAUGHT = TileCostModel(SPACE)
 WORKLOAD = MeasuredWorkload(
@@ -44,7 +45,7 @@ def run(proposer: Proposer, store: MeasurementDatabase, trials: int, *, killed_a
     """A tuning run; ``killed_after`` so many batches it ends before the next one's trials are kept."""
     search, batches = SpaceSearch(SPACE, proposer, seed=5), iter(range(10_000))
 
-    def measure(candidates: Sequence[TileCandidate]) -> list[Trial]:
+    def measure(candidates: Sequence[GpuTile]) -> list[Trial]:
         if next(batches) == killed_after:
             raise KilledError
         return GPU.measure(candidates)

@@ -9,18 +9,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.alcop.products import TileCandidate, product_of_matmul
+from benchmarks.alcop.products import product_of_matmul
 from benchmarks.alcop.searches import tune
-from benchmarks.alcop.tile_space import TileSpace
 from tests.unit.autotune import jobs
 from tvm_ext.autotune.builders import ExecutorBuilder
 from tvm_ext.autotune.database import MeasurementDatabase
+from tvm_ext.autotune.gpu_space import MatrixTileSpace
 from tvm_ext.autotune.measure import Measurer
 from tvm_ext.autotune.runners import InProcessRunner
 from tvm_ext.autotune.search import AtRandom, SpaceSearch
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.records.kernel_job import TimingPlan
 from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial, Verdict
+from tvm_ext.records.tuning import GpuTile
 
 
 class LoggedStore:
@@ -46,7 +47,7 @@ def workload(number: int) -> MeasuredWorkload:
 
 def main(database: str, log: str, number: int, trials: int) -> None:
     plan = TimingPlan(samples=1, least_rounds=1, most_rounds=1, sample_s=1e-5)
-    space = TileSpace(product_of_matmul(1024, 64, 2048), lookup("nvidia-a100"))
+    space = MatrixTileSpace(product_of_matmul(1024, 64, 2048), lookup("nvidia-a100"))
     search = SpaceSearch(space, AtRandom(), seed=number)
     with (
         ThreadPoolExecutor(1) as executor,
@@ -54,7 +55,7 @@ def main(database: str, log: str, number: int, trials: int) -> None:
         MeasurementDatabase(database) as store,
     ):
 
-        def measure(candidates: Sequence[TileCandidate]) -> list[Trial]:
+        def measure(candidates: Sequence[GpuTile]) -> list[Trial]:
             batch = [jobs.job(item.configuration, of=f"writer {number}", checked=False) for item in candidates]
             return [trial for _, trial in measurer.measure(batch)]
 

@@ -88,7 +88,7 @@ def test_ctrl_c_keeps_what_was_measured(command: Command, monkeypatch: pytest.Mo
         (("--database", "off"), "the database is switched off"),
         (("--database", "absent/text.txt/own.db"), "which is not a folder"),
         (("--database", "text.txt"), "cannot be used"),
-        (("--target", "nvidia-a100", "--database", "own.db"), "the tiles of CPU kernels"),
+        (("--target", "nvidia-a100", "--database", "own.db"), "TVM finds no cuda device"),
         (("--tracker", "nowhere", "--database", "own.db"), "no address of a tracker"),
     ],
 )

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from tvm_ext.analysis.tile_workload import joint_workload
@@ -95,7 +95,8 @@ class Division:
         """
         main = self.parts[self.main]
         others: dict[AnyPart, list[Form]] | None = None
-        for forms in [chosen_forms(main, choices)] if choices else main.ways(pick):
+        tried = chain([chosen_forms(main, choices)], main.ways(pick)) if choices else main.ways(pick)
+        for forms in tried:  # those behind the chosen one where the device's compiler refuses it
             if others is None:
                 others = {part: chosen_forms(part, choices) for part in self.parts if part is not main}
             made = {**others, main: forms}

@@ -23,6 +23,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import GpuPlan, KernelChoice
 from tvm_ext.records.pipelines import PIPELINE_PLAN, PipelinePlan, PipelineRefusal
 from tvm_ext.records.serialise import to_json
+from tvm_ext.records.tuning import GpuTile
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.limits import check_count
 
@@ -64,13 +65,18 @@ def with_pipelines(
     What stock TVM cannot lower to loops stays as it is, and what fits in no version; the record says why.
     """
     if wishes.mode == "none" or not _has_shared_memory(func):
-        return func, choice
+        return func, without_stages(choice)
     try:
         check_count("pipelined_operations", count_operations(func.body), "operations")
         made, plan = pipelined(func, device, wishes, choice.gpu)
     except IllegalRewrite as refusal:
-        return func, replace(choice, notes=(*choice.notes, f"not pipelined: {refusal.problem}"))
+        return func, without_stages(replace(choice, notes=(*choice.notes, f"not pipelined: {refusal.problem}")))
     return made if plan.buffers else func, recorded(choice, made, plan)
+
+
+def without_stages(choice: KernelChoice) -> KernelChoice:
+    """``choice`` of a kernel that loads nothing ahead."""
+    return replace(choice, tile=None if choice.tile is None else _staged(choice.tile, PipelinePlan()))
 
 
 def plan_pipelines(
@@ -100,10 +106,21 @@ def pipelined(
 
 def recorded(choice: KernelChoice, made: PrimFunc, plan: PipelinePlan) -> KernelChoice:
     """``choice`` of a kernel that became ``made`` by ``plan``."""
+    tile = None if choice.tile is None else _staged(choice.tile, plan)
     if not plan.buffers:
-        return replace(choice, pipeline=plan)
+        return replace(choice, pipeline=plan, tile=tile)
     notes = (*choice.notes, f"loaded ahead: {plan}")
-    return replace(choice, notes=notes, pipeline=plan, gpu=with_versions(choice.gpu, made, plan))
+    return replace(choice, notes=notes, pipeline=plan, gpu=with_versions(choice.gpu, made, plan), tile=tile)
+
+
+def _staged(tile: GpuTile, plan: PipelinePlan) -> GpuTile:
+    """``tile`` with the versions that its buffers have."""
+
+    def most(level: int) -> int:
+        return max((buffer.stages for buffer in plan.buffers if buffer.level == level), default=1)
+
+    shared = most(SHARED_LEVEL)
+    return replace(tile, shared_stages=shared, register_stages=most(REGISTER_LEVEL) if shared > 1 else 1)
 
 
 def _planned(

@@ -8,7 +8,10 @@ from typing import TypeAlias
 from tvm_ext.errors import IllegalRewrite
 
 TileChoices: TypeAlias = Mapping[str, str]
-"""Configurations of `CpuTile`s, `WindowTile`s, `AttentionTiles`, `PanelTiles`, `RowTiles` by their workload's key."""
+"""Configurations of `CpuTile`s, `GpuTile`s, `WindowTile`s, `AttentionTiles`, `PanelTiles`, `RowTiles` by their key."""
+
+FailedTiles: TypeAlias = "frozenset[tuple[str, str]]"
+"""(key of a workload, configuration) of kernels that were measured not to run, or to be wrong."""
 
 NO_CHOICES: TileChoices = {}
 

@@ -31,6 +31,7 @@ from tvm_ext.ir.simt_ir import SimtKernel
 from tvm_ext.records.choice import CHOICE, ConstantPack, GpuPlan, KernelChoice, Path
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.records.serialise import to_json
+from tvm_ext.records.tuning import GpuTile
 from tvm_ext.support.limits import check_count
 
 
@@ -40,7 +41,8 @@ class Form:
 
     ``packs``: parameters to repack at compile time, each as the buffer that replaces it and how; CPUs only. ``gpu``:
     what the emitter planned of threads and memory; GPUs only. ``expected_s``: the model's seconds, where there is no
-    rProgram to say them.
+    rProgram to say them. ``tile``: what a search may choose of a GPU's kernel, under the key ``workload``; ``pinned``
+    where it was chosen, stages included.
     """
 
     path: Path
@@ -50,6 +52,9 @@ class Form:
     packs: tuple[tuple[Buffer, ConstantPack], ...] = ()
     gpu: GpuPlan | None = None
     expected_s: float | None = None
+    tile: GpuTile | None = None
+    workload: str = ""
+    pinned: bool = False
 
     def with_notes(self, *more: str) -> Form:
         return replace(self, notes=(*self.notes, *more))
@@ -114,7 +119,7 @@ def any_alignment(params: Sequence[Buffer], body: Stmt) -> tuple[list[Buffer], S
 
 def choice_of(operator: OperatorBody, forms: Sequence[Form], notes: Sequence[str], device: DeviceSpec) -> KernelChoice:
     """What ``forms``, which run all groups of the operator, come to; ``notes`` say all that is to be said of them."""
-    programs = [form.program for form in forms if form.program is not None]
+    main = max((form for form in forms if form.program is not None), key=_predicted_s, default=None)
     expected = [form.expected_s for form in forms if form.expected_s is not None]
     return KernelChoice(
         operator=operator.name,
@@ -123,11 +128,18 @@ def choice_of(operator: OperatorBody, forms: Sequence[Form], notes: Sequence[str
         device=device.name,
         flops=sum(flops_of(computation) for computation in operator.computations),
         bytes=sum(tensor_bytes(param) for param in operator.params),
-        program=max(programs, key=lambda program: program.prediction.time_s, default=None),
+        program=None if main is None else main.program,
         packs=tuple(how for form in forms for _, how in form.packs),
         gpu=tuple(form.gpu for form in forms if form.gpu is not None),
         expected_s=sum(expected) if expected else None,
+        tile=None if main is None else main.tile,
+        workload="" if main is None else main.workload,
     )
+
+
+def _predicted_s(form: Form) -> float:
+    assert form.program is not None
+    return form.program.prediction.time_s
 
 
 def notes_of(forms: Sequence[Form]) -> list[str]:

@@ -19,7 +19,9 @@ from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.cost.thread_losses import resident_share, scattered_store_s
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
+from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.rprogram import Prediction, RProgram, RTile
+from tvm_ext.records.tuning import GpuTile
 from tvm_ext.support.limits import limits
 
 from .align import ALL_RULES, MEMORY, SHAPE, TENSOR_CORE, UNIT, tensor_core_steps
@@ -227,6 +229,28 @@ def _close_to_roofline(models: Sequence[PerfModel], candidates: Iterable[_Candid
     best = min(candidate.prediction.time_s for candidate in candidates)
     overhead = Machine(models[0].device).launch_s
     return best - overhead <= GOOD_ENOUGH * models[0].roofline_s()
+
+
+# ---- tiles of a GPU's vector units -------------------------------------------------------------------------------
+def vector_program(tile: GpuTile, expr: TensorExpr, device: DeviceSpec) -> RProgram:
+    """The rProgram of ``tile``, which has a size for each axis of ``expr``; raises IllegalRewrite where it has not."""
+    names = [axis.name for axis in expr.axes]
+    if tile.matrix or len(tile.block) != len(names) or tile.splits > 1:
+        raise IllegalRewrite(f"{tile} is no tile of {expr.name} with {len(names)} axes on vector units")
+    canonical = canonicalise(expr, fuse=False)
+    model = PerfModel(canonical.expr, device, legal_vector_axes(canonical.expr, device)[0])
+    sizes = [dict(zip(names, shape, strict=True)) for shape in (tile.inner, tile.block)]
+    shapes = tuple(tuple(size[name] for name in model.names) for size in sizes)
+    if any(inner > outer for inner, outer in zip(*shapes, strict=True)):
+        raise IllegalRewrite(f"{tile}: a thread has more than its threadblock")
+    padding = storage_padding(model, shapes[1], shapes[0])
+    found = _Candidate(model, shapes, padding, model.predict(shapes, padding), 0.0, shrunk=False, moves=())
+    return _program(found, expr, canonical, expr.digest)
+
+
+def tile_of_vector(program: RProgram) -> GpuTile:
+    """What `vector_program` makes ``program`` of, without pipelines."""
+    return GpuTile(matrix=False, inner=program.tile("L0").shape, block=program.tile("L1").shape)
 
 
 # ---- to records ------------------------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm_ext.analysis.gemm_form import FRAGMENT, GemmForm, TileSplit, gemm_expr, gemm_form, reduction_step
+from tvm_ext.analysis.gemm_form import FRAGMENT, GemmForm, TileSplit, gemm_expr, gemm_form, reduction_step, split_of
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.mma_model import GemmShape, fragment_registers, predict_mma, shape_of, tile_bytes
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import static_shared_bytes
+from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.rprogram import Prediction, RProgram, RTile
+from tvm_ext.records.tuning import GpuTile
 from tvm_ext.support.arithmetic import ceil_div
 
 from .align import padding_waste
@@ -84,6 +86,33 @@ def construct_mma(expr: TensorExpr, device: DeviceSpec, *, k: int = 10) -> Const
             _program(candidates[place], product, shape, device, digest)
             for place in narrower_places([_blocks(candidate, shape) for candidate in candidates])
         ),
+    )
+
+
+def matrix_program(tile: GpuTile, expr: TensorExpr, device: DeviceSpec) -> RProgram:
+    """The rProgram of ``tile``; raises IllegalRewrite where matrix units do not compute ``expr`` in such tiles."""
+    form = gemm_form(expr)
+    if isinstance(form, str) or not tile.matrix:
+        raise IllegalRewrite(f"{tile} is no tile of a product on matrix units")
+    product = gemm_expr(expr, form)
+    shape, dtype = shape_of(product), expr.inputs[0].dtype
+    (rows, columns, depth), (warp_rows, warp_columns) = tile.block, tile.inner
+    split = TileSplit(rows=rows, columns=columns, depth=depth, warp_rows=warp_rows, warp_columns=warp_columns)
+    prediction = predict_mma(shape, split, tile.splits, dtype, device)
+    return _program(_MmaCandidate(split, tile.splits, prediction), product, shape, device, expr.digest)
+
+
+def tile_of_matrix(program: RProgram, expr: TensorExpr) -> GpuTile:
+    """What `matrix_program` makes ``program`` of, without pipelines."""
+    form = gemm_form(expr)
+    assert not isinstance(form, str), form
+    shape, split = shape_of(gemm_expr(expr, form)), split_of(program)
+    tiles = shape.batch * ceil_div(shape.rows, split.rows) * ceil_div(shape.columns, split.columns)
+    return GpuTile(
+        matrix=True,
+        inner=(split.warp_rows, split.warp_columns),
+        block=(split.rows, split.columns, split.depth),
+        splits=max(1, program.partition_count // tiles),
     )
 
 

@@ -1,7 +1,7 @@
 """ALCOP's analytical model over many tiles at once, so that tile and stages are ranked together (paper §4, Table 1).
 
-The equations are `cost/pipeline_equations.py`, the counts `cost/product_counts.py`, what a unit holds
-`devices/occupancy.py`: here they are given arrays with one entry a candidate. Line by line of Table 1:
+The equations are `pipeline_equations.py`, the counts `product_counts.py`, what a unit holds `devices/occupancy.py`:
+here they are given arrays with one entry a candidate. Line by line of Table 1:
 
 | line | here |
 |---|---|
@@ -10,20 +10,35 @@ The equations are `cost/pipeline_equations.py`, the counts `cost/product_counts.
 | pipeline, both levels | `iteration_terms`, `inner_loop` |
 | computation, Util | `inner_loop` |
 | memory: MAX(T_LLC, T_DRAM), working set | `memory_load`, `workset_of`; panels that concurrent blocks share |
-| epilogue | `epilogue_s` |
+| epilogue | `epilogue_s`; of a reduction that blocks share, a second kernel that adds up (`_added_up_s`) |
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tvm_ext.cost.pipeline_equations import kernel_s
-from tvm_ext.cost.pipeline_workload import PipelineWorkload, registers_of, resident_of, shared_bytes_of
-from tvm_ext.cost.product_counts import (
+from tvm_ext.devices.capabilities import MMA_SYNC_SINCE, has
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
+from tvm_ext.devices.occupancy import GLOBAL
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.tuning import GpuTile
+from tvm_ext.support.quantities import Floats, Integers, Quantity, largest, whole_quotient
+
+from .mma_model import ACCUMULATOR_BYTES
+from .pipeline_equations import (
+    bytes_per_s,
+    epilogue_s,
+    inner_loop,
+    iteration_terms,
+    kernel_s,
+    main_loop_s,
+    memory_load,
+)
+from .pipeline_workload import LoopCounts, PipelineWorkload, registers_of, resident_of, shared_bytes_of
+from .product_counts import (
     ADDRESS_REGISTERS,
     MAX_GROUP,
     accumulator_registers,
@@ -32,40 +47,66 @@ from tvm_ext.cost.product_counts import (
     panel_elements,
     panel_lines,
 )
-from tvm_ext.devices.capabilities import MMA_SYNC_SINCE, has
-from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.occupancy import GLOBAL
-from tvm_ext.errors import IllegalRewrite
-from tvm_ext.support.quantities import Floats, Integers, largest, whole_quotient
-
-from .printed import bottleneck_terms, threadblock_s
-from .products import TileCandidate, TunedProduct
 
 STEP_BYTES = 32
 """What one mma.sync adds up of a line: 16 halves, 32 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TunedProduct:
+    """A (batched) matrix product, or the one that a convolution's windows make (im2col).
+
+    ``input_bytes`` are those of the operator's inputs: a convolution's windows read a pixel for each of their taps, a
+    cache that holds the inputs reads it from memory once. ``output_itemsize``: bytes that are written and, by what is
+    fused, read for each element of the result.
+    """
+
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+    dtype: str
+    itemsize: int
+    output_itemsize: float
+    input_bytes: int
+
+    def __post_init__(self) -> None:
+        sizes = self.batch, self.rows, self.columns, self.depth, self.itemsize, self.output_itemsize, self.input_bytes
+        if min(sizes) < 1:
+            raise ValueError(f"a product of {self.batch} x {self.rows} x {self.columns} x {self.depth} has no elements")
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.rows * self.columns * self.depth
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TileColumns:
-    """`TileCandidate`s by column."""
+    """`GpuTile`s for matrix units by column."""
 
     rows: Integers
     columns: Integers
     depth: Integers
     warp_rows: Integers
     warp_columns: Integers
+    splits: Integers
     shared_stages: Integers
     register_stages: Integers
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> TileCandidate:
-        return TileCandidate(**{item.name: int(getattr(self, item.name)[index]) for item in fields(self)})
-
-    def taken(self, where: NDArray[Any]) -> TileColumns:
-        """Those of a mask, or of places."""
-        return TileColumns(**{item.name: getattr(self, item.name)[where] for item in fields(self)})
+    def __getitem__(self, index: int) -> GpuTile:
+        rows, columns, depth, *others = (int(getattr(self, item.name)[index]) for item in fields(self))
+        warp_rows, warp_columns, splits, shared, register = others
+        return GpuTile(
+            matrix=True,
+            inner=(warp_rows, warp_columns),
+            block=(rows, columns, depth),
+            splits=splits,
+            shared_stages=shared,
+            register_stages=register,
+        )
 
     @property
     def warps(self) -> Integers:
@@ -103,11 +144,10 @@ class LoopColumns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TilePredictions:
-    """Seconds by candidate, infinite where it does not fit the device; ``bottleneck_s`` is §5.4's simpler model."""
+    """Seconds by candidate, infinite where it does not fit the device."""
 
     loops: LoopColumns
     time_s: Floats
-    bottleneck_s: Floats
 
     @property
     def ranking(self) -> Integers:
@@ -116,15 +156,15 @@ class TilePredictions:
         return np.asarray(order[np.isfinite(self.time_s)[order]])
 
 
-def reduction_step_of(product: TunedProduct, device: DeviceSpec) -> int:
-    """Products that one instruction adds up. Raises IllegalRewrite for devices without mma.sync."""
+def fragment_step(product: TunedProduct, device: DeviceSpec) -> int:
+    """Products that one instruction adds up, 32 bytes of them; IllegalRewrite for devices without mma.sync."""
     if not has(device, MMA_SYNC_SINCE):
         raise IllegalRewrite(f"{device.name} has no mma.sync, for which these tiles are counted")
     return STEP_BYTES // product.itemsize
 
 
 def predict_tiles(product: TunedProduct, tiles: TileColumns, device: DeviceSpec) -> TilePredictions:
-    """What Table 1 and the simpler model say of each of ``tiles``."""
+    """What Table 1 says of each of ``tiles``."""
     loops = count_loops(product, tiles, device)
     fits = loops.resident > 0
     concurrent = np.maximum(loops.resident, 1) * device.unit_count
@@ -133,9 +173,27 @@ def predict_tiles(product: TunedProduct, tiles: TileColumns, device: DeviceSpec)
     shared, register = tiles.shared_stages, tiles.register_stages
     first_s = threadblock_s(loops, device, shared, register, first)
     last_s = threadblock_s(loops, device, shared, register, np.maximum(rest, 1))
-    time_s = np.asarray(kernel_s(full, rest, first_s, last_s), dtype=np.float64)
-    bottleneck = np.asarray(largest(*bottleneck_terms(loops, device)), dtype=np.float64)
-    return TilePredictions(loops=loops, time_s=np.where(fits, time_s, np.inf), bottleneck_s=bottleneck)
+    time_s = np.asarray(kernel_s(full, rest, first_s, last_s), dtype=np.float64) + _added_up_s(product, tiles, device)
+    return TilePredictions(loops=loops, time_s=np.where(fits, time_s, np.inf))
+
+
+def threadblock_s(
+    counts: LoopCounts, device: DeviceSpec, shared_stages: Quantity, register_stages: Quantity, blocks: Quantity
+) -> Quantity:
+    """T_threadblk in a batch of ``blocks``, which the units share evenly."""
+    memory = memory_load(counts, device, blocks)
+    inner = inner_loop(counts, device, register_stages, whole_quotient(blocks, device.unit_count))
+    waits = iteration_terms(counts, shared_stages, register_stages, memory, inner)
+    main = main_loop_s(counts, largest(inner.use_s, *waits.values()), inner)
+    return memory.load_s + inner.load_s + main + epilogue_s(counts, device, blocks)
+
+
+def _added_up_s(product: TunedProduct, tiles: TileColumns, device: DeviceSpec) -> Floats:
+    """The second kernel where blocks share a reduction: its launch, and reading all partial sums."""
+    results = product.batch * product.rows * product.columns
+    read = results * (tiles.splits * ACCUMULATOR_BYTES + product.output_itemsize)
+    seconds = Machine(device).launch_s + read / bytes_per_s(device.layer(GLOBAL).bandwidth_gb_per_s)
+    return np.where(tiles.splits > 1, seconds, 0.0)
 
 
 def count_loops(product: TunedProduct, tiles: TileColumns, device: DeviceSpec) -> LoopColumns:
@@ -144,26 +202,27 @@ def count_loops(product: TunedProduct, tiles: TileColumns, device: DeviceSpec) -
     Worked example, 128 x 128 x 64 in halves by eight warps of 64 x 32: a stage is 256 rows of 128 bytes, 32 KiB; one of
     its four inner steps reads 8 * (64 + 32) * 16 * 2 bytes = 24 KiB of fragments for 2 * 128 * 128 * 16 operations.
     """
-    step, itemsize = reduction_step_of(product, device), product.itemsize
+    step, itemsize = fragment_step(product, device), product.itemsize
     high, wide = whole_quotient(product.rows, tiles.rows), whole_quotient(product.columns, tiles.columns)
     fragments = np.asarray(fragment_bytes(tiles.warp_rows, tiles.warp_columns, step, itemsize))
     factors = np.asarray(factor_registers(fragments))
     sums = np.asarray(accumulator_registers(tiles.warp_rows, tiles.warp_columns))
     stage = (tiles.rows + tiles.columns) * tiles.depth * itemsize
+    output = np.where(tiles.splits > 1, ACCUMULATOR_BYTES, product.output_itemsize)
     nothing = np.zeros(len(tiles), dtype=np.int64)
     loops = LoopColumns(
-        blocks=np.asarray(product.batch * high * wide),
+        blocks=np.asarray(product.batch * high * wide * tiles.splits),
         warps_per_block=tiles.warps,
         other_shared_bytes=nothing,
         stage_bytes=stage,
         registers_per_thread=sums + factors + ADDRESS_REGISTERS,
         register_stage_registers=factors,
-        shared_trips=np.asarray(whole_quotient(product.depth, tiles.depth)),
+        shared_trips=np.asarray(whole_quotient(product.depth, tiles.depth * tiles.splits)),
         register_trips=tiles.depth // step,
         flops_per_register_trip=(2 * step * tiles.rows * tiles.columns).astype(np.float64),
         bytes_per_shared_trip=stage.astype(np.float64),
         shared_bytes_per_register_trip=(fragments * tiles.warps).astype(np.float64),
-        output_bytes_per_block=(tiles.rows * tiles.columns * product.output_itemsize).astype(np.float64),
+        output_bytes_per_block=(tiles.rows * tiles.columns * output).astype(np.float64),
         workset_bytes=nothing.astype(np.float64),
         workset_blocks=nothing,
         throughput=f"{product.dtype}_tensor",
@@ -183,18 +242,16 @@ def _resident(loops: LoopColumns, tiles: TileColumns, device: DeviceSpec) -> Int
     return np.asarray(found, dtype=np.int64)[place.reshape(-1)]
 
 
-def with_workset(
-    loops: LoopColumns, product: TunedProduct, tiles: TileColumns, device: DeviceSpec, *, shares: int = 1
-) -> LoopColumns:
+def with_workset(loops: LoopColumns, product: TunedProduct, tiles: TileColumns, device: DeviceSpec) -> LoopColumns:
     """The distinct bytes of one iteration of the blocks that units hold at a time, as ``loops`` have them.
 
-    Where the cache holds all inputs, each is read once. ``shares`` blocks divide the reduction of each tile (split-K).
+    Where the cache holds all inputs, each is read once. Blocks that share a reduction read other parts of it.
     """
     high, wide = whole_quotient(product.rows, tiles.rows), whole_quotient(product.columns, tiles.columns)
     grid = np.asarray(high), np.asarray(wide)
     concurrent = np.minimum(np.maximum(loops.resident, 1) * device.unit_count, loops.blocks)
     per_batch, tile = grid[0] * grid[1], (tiles.rows, tiles.columns)
-    at_once = np.maximum(1, np.minimum(concurrent // shares, per_batch))
+    at_once = np.maximum(1, np.minimum(concurrent // tiles.splits, per_batch))
     sizes = np.stack([np.asarray(panel_elements(g, *grid, at_once, tile)) for g in range(1, MAX_GROUP + 1)])
     sizes = np.where(np.arange(1, MAX_GROUP + 1)[:, None] <= grid[0], sizes, np.inf)
     lines = np.asarray(panel_lines(sizes.argmin(axis=0) + 1, *grid, at_once, tile))

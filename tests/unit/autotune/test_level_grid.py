@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.alcop.tile_space import LevelGrid
+from tvm_ext.autotune.gpu_space import LevelGrid
 
 GRID = LevelGrid((3, 4, 5), np.array([0, 7, 21, 33, 59]))
 
