@@ -1,11 +1,11 @@
 """How soon searches find good tiles: ALCOP's Figures 12 and 13, from measurements on a CPU or on a simulated GPU.
 
     python benchmarks/tuning_curves.py --measured SAMPLES.json --plot docs/tuning.png    # of tuning_measured.py
-    python benchmarks/tuning_curves.py                 # simulated: eight of ALCOP's operators, five seeds
+    python benchmarks/tuning_curves.py                 # simulated: twelve operators, five seeds
     python benchmarks/tuning_curves.py --seeds 1 --output /tmp/curves.json
 
 Measured times are those of `tuning_measured.py`, of every candidate. Simulated ones are those of
-`alcop/simulated_gpu.py`: the analytical model's with hidden factors and noise, whose size is an assumption. For
+`alcop/simulated_gpu.py`: cycles of issue, banks, memory, tails and clocks, counted apart from the analytical model. For
 each operator, method and seed: the best time among the first k trials, as a share of the best of the whole space.
 Writes ``benchmarks/results/<date>-tuning-curves-<measured or simulated>.json``.
 """
@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.alcop.printed import bottleneck_order
 from benchmarks.alcop.products import product_of_convolution, product_of_matmul
 from benchmarks.alcop.searches import Drafted, InOrder, LikelihoodFree, PlainAnnealed, PlainModel
-from benchmarks.alcop.simulated_gpu import NOISE, SPREAD, SimulatedGpu
+from benchmarks.alcop.simulated_gpu import NOISE, SimulatedGpu
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.autotune.cost_model import TileCostModel
 from tvm_ext.autotune.cpu_space import CpuTileSpace
@@ -55,7 +55,15 @@ OPERATORS: dict[str, TunedProduct] = {
     "Conv3x3_56": product_of_convolution((64, 56, 56, 64), (3, 3), 64, padding=1),
     "Conv3x3_14": product_of_convolution((64, 14, 14, 256), (3, 3), 256, padding=1),
 }
-"""Rows of ``alcop_ops.csv``."""
+"""Rows of ``alcop_ops.csv``, on which settings of the search were chosen."""
+
+HELD_OUT: dict[str, TunedProduct] = {
+    "MM_BERT_FC2": product_of_matmul(512, 768, 3072),
+    "MM_1024": product_of_matmul(1024, 1024, 1024),
+    "BMM_384x64": product_of_matmul(384, 384, 64, batch=16),
+    "Conv3x3_28": product_of_convolution((64, 28, 28, 128), (3, 3), 128, padding=1),
+}
+"""Operators on which nothing was chosen."""
 
 AnySpace = KernelSpace[Any]
 
@@ -123,8 +131,8 @@ class MeasuredCpu:
 class TuningCurve:
     """One method on one operator: the share of the exhaustive best after k trials, the mean over seeds.
 
-    ``spread`` and ``noise`` are the simulation's; ``constructed`` is the share that the constructed kernel has, where
-    times are measured.
+    ``noise`` is the simulation's; ``held_out`` says that no setting of the search was chosen on it; ``constructed`` is
+    the share that the constructed kernel has, where times are measured.
     """
 
     simulated: bool
@@ -134,7 +142,7 @@ class TuningCurve:
     candidates: int
     seeds: int
     best_in_k: dict[int, float]
-    spread: float | None = None
+    held_out: bool = False
     noise: float | None = None
     constructed: float | None = None
 
@@ -160,8 +168,8 @@ def curve(name: str, space: MatrixTileSpace, method: str, seeds: int) -> TuningC
         method=method,
         candidates=len(space),
         seeds=seeds,
-        spread=SPREAD,
         noise=NOISE,
+        held_out=name in HELD_OUT,
         best_in_k=_mean_of(runs),
     )
 
@@ -191,6 +199,7 @@ def main(
     measured: Annotated[
         Path | None, typer.Option(help="Times of `tuning_measured.py` in place of simulated ones.")
     ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Simulated: these operators.")] = None,
     plot: Annotated[Path | None, typer.Option(help="A picture of the curves.")] = None,
     output: Annotated[Path | None, typer.Option(help="Instead of a dated file in results/.")] = None,
 ) -> None:
@@ -200,7 +209,7 @@ def main(
     path = result_path(f"tuning-curves-{what}", environment, output)
     curves: list[TuningCurve] = []
     with progress() as say:
-        for name, curve_by in _curves(measured, seeds):
+        for name, curve_by in _curves(measured, seeds, only or [*OPERATORS, *HELD_OUT]):
             for method in METHODS:
                 say(f"{name}: {method}")
                 curves.append(curve_by(method))
@@ -210,12 +219,16 @@ def main(
         draw(curves, plot, what)
 
 
-def _curves(measured: Path | None, seeds: int) -> list[tuple[str, Callable[[str], TuningCurve]]]:
+def _curves(measured: Path | None, seeds: int, only: Sequence[str]) -> list[tuple[str, Callable[[str], TuningCurve]]]:
     """By operator, what makes the curve of a method."""
     if measured is not None:
         records = json.loads(measured.read_text(encoding="utf-8"))["results"]
         return [(item["operator"], lambda method, item=item: measured_curve(item, method, seeds)) for item in records]
-    spaces = {name: MatrixTileSpace(product, lookup(DEVICE)) for name, product in OPERATORS.items()}
+    spaces = {
+        name: MatrixTileSpace(product, lookup(DEVICE))
+        for name, product in (OPERATORS | HELD_OUT).items()
+        if name in only
+    }
     return [
         (name, lambda method, name=name, space=space: curve(name, space, method, seeds))
         for name, space in spaces.items()
@@ -253,11 +266,17 @@ def summary(curves: Sequence[TuningCurve], what: str) -> Table:
         table.add_column(heading)
     for method in METHODS:
         mine = [item for item in curves if item.method == method]
-        table.add_row(method, *(f"{statistics.mean(item.best_in_k[k] for item in mine):.1%}" for k in TRIALS))
+        _add_means(table, method, [item for item in mine if not item.held_out])
+        _add_means(table, f"{method}, held out", [item for item in mine if item.held_out])
     known = {item.operator: item.constructed for item in curves if item.constructed is not None}
     if known:
         table.add_row("constructed", f"{statistics.mean(known.values()):.1%}")
     return table
+
+
+def _add_means(table: Table, label: str, curves: Sequence[TuningCurve]) -> None:
+    if curves:
+        table.add_row(label, *(f"{statistics.mean(item.best_in_k[k] for item in curves):.1%}" for k in TRIALS))
 
 
 if __name__ == "__main__":

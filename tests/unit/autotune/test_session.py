@@ -29,9 +29,9 @@ A100 = lookup("nvidia-a100")
 
 
 def task_of(name: str, product: TunedProduct, calls: int = 1) -> TuningTask:
-    """A task whose constructed kernel is the analytical model's tenth choice: there is something to be had."""
+    """A task whose constructed kernel is a middling choice of the analytical model: there is something to be had."""
     space = MatrixTileSpace(product, A100)
-    place = int(space.predictions.ranking[10])
+    place = int(space.predictions.ranking[len(space) // 3])
     predicted_us = 1e6 * float(space.predictions.time_s[place])
     return TuningTask(
         name=name, workload=workload(name), space=space, constructed=space[place].configuration,
@@ -131,7 +131,7 @@ def test_the_curve_falls_and_stays_above_the_limit(store: MeasurementDatabase) -
 def test_a_run_ends_where_nothing_more_is_expected(store: MeasurementDatabase) -> None:
     record = tuned(store, Machine(), TuningBudget(trials=100_000))
     assert "the model expects less than" in record.stopped
-    assert record.trials < sum(len(task.space) for task in TASKS) / 4
+    assert record.trials < sum(len(task.space) for task in TASKS) / 3
     pairs = list(zip(TASKS, record.tasks, strict=True))
     best = sum(task.calls * GPUS[task.name].best_s * 1e6 for task, _ in pairs)
     assert (
