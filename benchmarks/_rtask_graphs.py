@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from tvm_ext._tvm import CALL_TIR, IRModule, PrimFunc, Sequential, relax, structural_walk, tirx, tvm
 from tvm_ext.cost.gpu_rtasks import gpu_rkernel, shortest_s, unplanned_registers
+from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import GLOBAL
@@ -25,9 +26,12 @@ from tvm_ext.records.serialise import from_json
 
 
 def graph_of(mod: IRModule, device: str) -> RTaskGraph:
-    """The rTasks of ``mod``, built for ``device``, a GPU, as far as its kernels: the constructed one comes first."""
-    options = BuildOptions.create(device=device, enable_rammer=True)
-    plan = plan_build("cuda", options)
+    """The rTasks of ``mod``, built for ``device``, a GPU, as far as its kernels: the constructed one comes first.
+
+    AMD's have no schedules in a build, and so one kernel for each operator.
+    """
+    is_cuda = lookup(device).kind == "cuda"
+    plan = plan_build("cuda" if is_cuda else device, BuildOptions.create(device=device, enable_rammer=is_cuda))
     with EXCLUSIVE, plan.target:
         kernels = plan.construct(mod)
     return read_graph(kernels, plan)

@@ -2,13 +2,14 @@
 
     python benchmarks/rammer_simulated.py --device nvidia-v100 --device nvidia-a100 --device nvidia-h200
     python benchmarks/rammer_simulated.py lstm_tc --picture /tmp
-    python benchmarks/rammer_simulated.py --cells 100
+    python benchmarks/rammer_simulated.py --cells 1000 --device nvidia-v100
     python benchmarks/rammer_simulated.py lstm_tc resnext29 --batch 4 --batch 16
 
 Kernels are those that a build constructs, their times and needs what the models and emitters say (`_rtask_graphs.py`);
 schedules are run by `cost/schedule_simulator.py`. No GPU is needed, and nothing is measured. Prints, beside the paper's
-Figures 11, 14 and 16, times, utilisation and overheads; what it gains to select kernels (Figure 17); of random cells,
-what fine barriers gain over global ones (paper: 1.11 times on irregular ones). --picture draws the schedules.
+Figures 11, 14 and 16, times, utilisation and overheads; what it gains to select kernels (Figure 17). Of random cells
+(§5.2.5) it says how much Rammer gains over launches, how many are irregular, and what fine barriers gain over global
+ones on these. --picture draws the schedules.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -42,6 +43,7 @@ from tvm_ext.records.rtasks import Need, RTaskGraph, RTaskSchedule, VDevice
 from tvm_ext.relay_passes.region_records import chosen_kernels
 from tvm_ext.relay_passes.wavefronts.policies import schedule
 from tvm_ext.relay_passes.wavefronts.schedule_check import check_schedule
+from tvm_ext.relay_passes.wavefronts.wavefront_policy import waves
 
 PAPER = Path(__file__).resolve().parent / "workloads" / "rammer_models.csv"
 DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")
@@ -50,6 +52,9 @@ BASELINES = ("round-robin", "zig-zag", "shared-queue")
 CONSTRUCTED, SEVERAL, SELECTED = "constructed", "several", "selected"
 """Kernels of an operator: the one that is constructed first; another one too; of these the one that "list" selects."""
 GLOBAL = "list, global barriers"
+IRREGULAR = 2.0
+"""A cell is irregular where a wave's longest operator has so many times the work of its shortest. The paper says no
+more than "heterogeneous operators in a wave"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +80,27 @@ class Simulated:
     batch: int = 1
     kernels: str = CONSTRUCTED
     others: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellGains:
+    """What schedules gain on ``cells`` random cells (§5.2.5): geometric means and most, over launches and barriers.
+
+    ``selected`` is the list policy with several kernels over the same with one.
+    """
+
+    device: str
+    cells: int
+    irregular: int
+    over_launches: float
+    most_over_launches: float
+    wavefront_over_launches: float
+    several_over_launches: float
+    selected: float
+    fine_over_global: float
+    most_fine_over_global: float
+    irregular_fine_over_global: float
+    most_irregular_fine_over_global: float
 
 
 Run = tuple[Simulated, RTaskSchedule, RTaskGraph]
@@ -240,21 +266,58 @@ def _of(results: Sequence[Simulated], device: str, model: str, policy: str, kern
     return next(item for item in results if (item.device, item.model, item.policy, item.kernels) == key)
 
 
-def cell_table(results: Sequence[Simulated]) -> Table:
-    """By device: what co-scheduling gains over launches, and fine barriers over global ones, geometric means."""
-    table = Table(title="random cells, batch 1, simulated")
-    for heading in ("device", "cells", "over launches", "at most", "fine over global barriers", "at most"):
-        table.add_column(heading)
+def is_irregular(graph: RTaskGraph) -> bool:
+    """Whether a wave of Algorithm 1 has operators of which one has `IRREGULAR` times the work of another."""
+    for wave in waves(graph):
+        times = [graph.operators[index].kernels[0].work_s for index in wave]
+        if max(times) >= IRREGULAR * min(times):
+            return True
+    return False
+
+
+def cell_gains(results: Sequence[Simulated], irregular: Collection[str]) -> Iterator[CellGains]:
+    """By device, of the cells' ``results``; ``irregular`` names such cells."""
+    times = {(item.device, item.model, item.policy, item.kernels): item.makespan_ms for item in results}
     for device in dict.fromkeys(item.device for item in results):
-        names = dict.fromkeys(item.model for item in results if item.device == device)
-        times = [
-            [_of(results, device, name, policy).makespan_ms for name in names]
-            for policy in ("launches", "list", GLOBAL)
-        ]
-        gains = [base / ours for base, ours in zip(times[0], times[1], strict=True)]
-        fine = [coarse / ours for coarse, ours in zip(times[2], times[1], strict=True)]
-        means = [f"{value:.2f}" for found in (gains, fine) for value in (statistics.geometric_mean(found), max(found))]
-        table.add_row(device, str(len(names)), *means)
+        names = list(dict.fromkeys(item.model for item in results if item.device == device))
+
+        def ratios(base: tuple[str, str], ours: tuple[str, str], of: Sequence[str], on: str = device) -> list[float]:
+            return [times[(on, name, *base)] / times[(on, name, *ours)] for name in of] or [math.nan]
+
+        launches, ours = ("launches", CONSTRUCTED), ("list", CONSTRUCTED)
+        rough = [name for name in names if name in irregular]
+        gains, fine = ratios(launches, ours, names), ratios((GLOBAL, CONSTRUCTED), ours, names)
+        on_rough = ratios((GLOBAL, CONSTRUCTED), ours, rough)
+        mean = statistics.geometric_mean
+        yield CellGains(
+            device=device,
+            cells=len(names),
+            irregular=len(rough),
+            over_launches=mean(gains),
+            most_over_launches=max(gains),
+            wavefront_over_launches=mean(ratios(launches, ("wavefront", CONSTRUCTED), names)),
+            several_over_launches=mean(ratios(launches, ("list", SEVERAL), names)),
+            selected=mean(ratios(ours, ("list", SEVERAL), names)),
+            fine_over_global=mean(fine),
+            most_fine_over_global=max(fine),
+            irregular_fine_over_global=mean(on_rough),
+            most_irregular_fine_over_global=max(on_rough),
+        )
+
+
+def cell_table(gains: Sequence[CellGains]) -> Table:
+    """By device, geometric means and most, beside the paper's."""
+    table = Table(title="random cells, batch 1, simulated")
+    for heading in ("device", "cells", "over launches", "irregular", "fine over global, all", "on irregular ones"):
+        table.add_column(heading)
+    for item in gains:
+        table.add_row(
+            *(item.device, str(item.cells), f"{item.over_launches:.2f} ({item.most_over_launches:.2f})"),
+            f"{100 * item.irregular / item.cells:.1f} %",
+            f"{item.fine_over_global:.3f} ({item.most_fine_over_global:.2f})",
+            f"{item.irregular_fine_over_global:.3f} ({item.most_irregular_fine_over_global:.2f})",
+        )
+    table.add_row("paper, V100", "5000", "1.28 (3.40)", "28.3 %", "", "1.11 (1.89)")
     return table
 
 
@@ -272,27 +335,37 @@ def main(
     path = result_path(what, environment, output)
     chosen = [f"nasbench_{index}" for index in range(cells)] or names or list(models.RAMMER)
     results: list[Simulated] = []
+    irregular: dict[str, bool] = {}
     with progress() as step:
         for name, size in itertools.product(chosen, batch):
             mod = relay.bind_params(*relay.frontend.from_onnx(models.build_model(name, batch=size)))
             for row in map(device_db.lookup, device):
                 step(f"{name} of batch {size} on {row.name}")
-                runs = _runs(name, mod, row, is_cell=bool(cells), picture=picture)
-                results += [dataclasses.replace(found, batch=size) for found in runs]
-                write_results(path, what, environment, results)
+                for found, graph in _runs(name, mod, row, is_cell=bool(cells), picture=picture):
+                    results.append(dataclasses.replace(found, batch=size))
+                    irregular[name] = bool(cells) and graph is not None and is_irregular(graph)
+                if not cells:
+                    write_results(path, what, environment, results)
+    if cells:
+        gains = list(cell_gains(results, {name for name, found in irregular.items() if found}))
+        write_results(path, what, environment, gains)
+        show(cell_table(gains))
+        return
     for row_name, size in dict.fromkeys((item.device, item.batch) for item in results):
         own = [item for item in results if (item.device, item.batch) == (row_name, size)]
         if device_db.lookup(row_name).kind == "cpu":
             show(cpu_table(row_name, own))
         else:
-            show(cell_table(own) if cells else model_table(row_name, own))
+            show(model_table(row_name, own))
             show(kernel_table(own))
 
 
-def _runs(name: str, mod: IRModule, row: DeviceSpec, *, is_cell: bool, picture: Path | None) -> Iterator[Simulated]:
-    """All that is simulated of a model on a device; pictures go to the folder ``picture``."""
+def _runs(
+    name: str, mod: IRModule, row: DeviceSpec, *, is_cell: bool, picture: Path | None
+) -> Iterator[tuple[Simulated, RTaskGraph | None]]:
+    """All that is simulated of a model on a device, with a GPU's graph; pictures go to the folder ``picture``."""
     if row.kind == "cpu":
-        yield from on_cpu(name, scheduled_on_cpu(mod, row.name), row)
+        yield from ((found, None) for found in on_cpu(name, scheduled_on_cpu(mod, row.name), row))
         return
     graph = graph_of(mod, row.name)
     for found, made, own in by_kernels(name, graph, row, (*SHOWN, *([GLOBAL] if is_cell else BASELINES))):
@@ -300,7 +373,7 @@ def _runs(name: str, mod: IRModule, row: DeviceSpec, *, is_cell: bool, picture: 
             label = f"{name}-{row.name}-{found.policy.partition(',')[0]}-{found.kernels}"
             text = gantt_file(made, own, simulate(made, own).entries)
             (picture / f"{label}.svg").write_text(text, encoding="utf-8")
-        yield found
+        yield found, graph
 
 
 if __name__ == "__main__":

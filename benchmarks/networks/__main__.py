@@ -18,7 +18,7 @@ def main(
     sequence: Annotated[int, typer.Option(min=1, help="Tokens of an encoder.")] = 128,
 ) -> None:
     if name is None:
-        print("\n".join([*names(), "nasbench_0 to nasbench_499"]))
+        print("\n".join([*names(), "nasbench_0 to nasbench_4999"]))
         return
     path = output or Path(f"{name}.onnx")
     onnx.save(build_model(name, batch, sequence), path)

@@ -1,4 +1,4 @@
-"""ResNeXt-29 (16x64d) for CIFAR-10 and AlexNet: two convolutional networks of Rammer's evaluation, with seeded weights.
+"""ResNeXt-29 (16x64d), ResNeXt-101 (64x4d) and AlexNet: networks of Rammer's evaluation, with seeded weights.
 
 Weights are drawn by the He rule, BatchNormalization statistics near 1.
 """
@@ -17,6 +17,9 @@ RESNEXT_STAGES = ((256, 1), (512, 2), (1024, 2))
 """Output channels and first stride of each stage of three blocks (Xie et al. 2017, §5.3)."""
 RESNEXT_BLOCKS, RESNEXT_GROUPS, RESNEXT_WIDTH = 3, 16, 64
 CIFAR_EXTENT, CIFAR_CLASSES = 32, 10
+
+RESNEXT101_BLOCKS, RESNEXT101_GROUPS, RESNEXT101_WIDTH = (3, 4, 23, 3), 64, 4
+"""Blocks of each stage, for ImageNet (Xie et al. 2017, Table 1 and §5.1)."""
 
 # Filters, kernel, stride and padding of AlexNet's convolutions, and whether a pool follows: the one-tower form
 # (Krizhevsky 2014), for Rammer's paper says no more than the name.
@@ -44,17 +47,35 @@ def build_resnext29(
     for stage, (outer, stride) in enumerate(RESNEXT_STAGES):
         for block in range(RESNEXT_BLOCKS):
             name, step = f"stage{stage}_{block}", stride if block == 0 else 1
-            value = _resnext_block(graph, seed, name, value, (inner, RESNEXT_GROUPS * width * 2**stage, outer), step)
+            middle = RESNEXT_GROUPS * width * 2**stage
+            value = _resnext_block(graph, seed, name, value, (inner, middle, outer), step, RESNEXT_GROUPS)
             inner = outer
     return _classified(graph, seed, value, inner, CIFAR_CLASSES, batch)
 
 
+def build_resnext101(*, batch: int, seed: int, extent: int = 224) -> onnx.ModelProto:
+    """``x`` [batch, 3, 224, 224] to ``logits`` [batch, 1000]; 64 groups of 4 channels in the first stage's blocks."""
+    graph = GraphWriter("resnext101")
+    value = graph.input("x", (batch, 3, extent, extent))
+    value = graph.op("Relu", conv_bn(graph, seed, "stem", value, 3, 64, 7, stride=2))
+    value = graph.op("MaxPool", value, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    inner = 64
+    for stage, blocks in enumerate(RESNEXT101_BLOCKS):
+        channels = RESNEXT101_GROUPS * RESNEXT101_WIDTH * 2**stage
+        for block in range(blocks):
+            step = 2 if stage and not block else 1
+            widths = (inner, channels, channels)
+            value = _resnext_block(graph, seed, f"stage{stage}_{block}", value, widths, step, RESNEXT101_GROUPS)
+            inner = channels
+    return _classified(graph, seed, value, inner, 1000, batch)
+
+
 def _resnext_block(
-    graph: GraphWriter, seed: int, name: str, value: str, channels: tuple[int, int, int], stride: int
+    graph: GraphWriter, seed: int, name: str, value: str, channels: tuple[int, int, int], stride: int, groups: int
 ) -> str:
     inner, middle, outer = channels
     branch = graph.op("Relu", conv_bn(graph, seed, f"{name}_a", value, inner, middle, 1))
-    branch = conv_bn(graph, seed, f"{name}_b", branch, middle, middle, 3, stride=stride, groups=RESNEXT_GROUPS)
+    branch = conv_bn(graph, seed, f"{name}_b", branch, middle, middle, 3, stride=stride, groups=groups)
     branch = conv_bn(graph, seed, f"{name}_c", graph.op("Relu", branch), middle, outer, 1)
     if inner != outer:
         value = conv_bn(graph, seed, f"{name}_s", value, inner, outer, 1, stride=stride)

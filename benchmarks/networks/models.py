@@ -14,7 +14,7 @@ from tvm_ext.errors import InputError, ModelError
 
 from . import bert, convolutional, nasnet, random_cells, recurrent, repvgg, small, vision
 
-__all__ = ["BOLT", "RAMMER", "build_model", "is_name", "names", "random_inputs"]
+__all__ = ["BOLT", "RAMMER", "RAMMER_IMAGENET", "build_model", "is_name", "names", "random_inputs"]
 
 _OWN: dict[str, Callable[[int, int, int], onnx.ModelProto]] = {
     "minilm": lambda batch, sequence, seed: bert.build_minilm(batch=batch, sequence=sequence),
@@ -24,7 +24,9 @@ _OWN: dict[str, Callable[[int, int, int], onnx.ModelProto]] = {
     "mobilenet_block": lambda batch, sequence, seed: small.build_mobilenet_block(batch=batch, seed=seed),
     "mobilenet_v2": lambda batch, sequence, seed: small.build_mobilenet_v2(batch=batch, seed=seed),
     "resnext29": lambda batch, sequence, seed: convolutional.build_resnext29(batch=batch, seed=seed),
+    "resnext101": lambda batch, sequence, seed: convolutional.build_resnext101(batch=batch, seed=seed),
     "nasnet": lambda batch, sequence, seed: nasnet.build_nasnet(batch=batch, seed=seed),
+    "nasnet_imagenet": lambda batch, sequence, seed: nasnet.build_nasnet_imagenet(batch=batch, seed=seed),
     "alexnet": lambda batch, sequence, seed: convolutional.build_alexnet(batch=batch, seed=seed),
     "deepspeech2": lambda batch, sequence, seed: recurrent.build_deepspeech2(batch=batch, seed=seed),
     "lstm_tc": lambda batch, sequence, seed: recurrent.build_lstm_tc(batch=batch, seed=seed),
@@ -38,7 +40,9 @@ BOLT = ("vgg16", "vgg19", "resnet18", "resnet50", "repvgg_a0", "repvgg_b0")
 """Two networks of each of the three families in Bolt's Figure 10, whose text does not name them."""
 RAMMER = ("resnext29", "nasnet", "alexnet", "deepspeech2", "lstm_tc", "seq2seq_nmt")
 """The networks of Rammer's evaluation, in the order of its Table 1."""
-_CELL = re.compile(r"nasbench_(0|[1-9][0-9]{0,2})")
+RAMMER_IMAGENET = ("resnext101", "nasnet_imagenet")
+"""Those of Rammer's Figure 13."""
+_CELL = re.compile(r"nasbench_(0|[1-9][0-9]{0,3})")
 
 
 def names() -> tuple[str, ...]:
@@ -47,7 +51,7 @@ def names() -> tuple[str, ...]:
 
 
 def is_name(name: str) -> bool:
-    """Whether `build_model` takes ``name``: one of `names`, or ``nasbench_0`` to ``nasbench_499``."""
+    """Whether `build_model` takes ``name``: one of `names`, or ``nasbench_0`` to ``nasbench_4999``."""
     return name in names() or _cell_index(name) is not None
 
 

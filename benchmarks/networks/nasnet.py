@@ -1,9 +1,10 @@
-"""NASNet-A (6 @ 768) for CIFAR-10 (Zoph et al. 2018), with seeded weights.
+"""NASNet-A (6 @ 768) for CIFAR-10 and (4 @ 1056) for ImageNet (Zoph et al. 2018), with seeded weights.
 
 Three stages of six normal cells with a reduction cell before the second and the third. A cell takes the outputs of the
 two cells before it, brings both to its own width, and adds five pairs of branches. Their sums, side by side, are its
 output: in a normal cell with its earlier input, in a reduction cell without the first pair. 768 channels come out of
-the last cell: six times 4 x 32.
+the last cell: six times 4 x 32. ImageNet's form begins with a convolution of step 2 and two reduction cells of a
+quarter and a half of the width.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .convolutional import CIFAR_CLASSES, CIFAR_EXTENT, batch_norm, conv_bn, den
 from .graph import GraphWriter, he_normal
 
 CELLS, FILTERS, STEM_FACTOR = 6, 32, 3
+IMAGENET_CELLS, IMAGENET_FILTERS, IMAGENET_STEM, IMAGENET_CLASSES = 4, 44, 32, 1000
 
 # Each pair: (operation, input), (operation, input). Inputs 0 and 1 are the cell before and the one before that, 2 the
 # first pair's sum, and so on; the tables of the published implementation.
@@ -54,7 +56,29 @@ def build_nasnet(
     graph = GraphWriter("nasnet")
     image = graph.input("x", (batch, 3, extent, extent))
     stem = conv_bn(graph, seed, "stem", image, 3, STEM_FACTOR * filters, 3)
-    before = value = _Value(name=stem, channels=STEM_FACTOR * filters, extent=extent)
+    value = _Value(name=stem, channels=STEM_FACTOR * filters, extent=extent)
+    return _stages(graph, seed, value, value, cells=cells, filters=filters, classes=CIFAR_CLASSES, batch=batch)
+
+
+def build_nasnet_imagenet(*, batch: int, seed: int, extent: int = 224) -> onnx.ModelProto:
+    """``x`` [batch, 3, 224, 224] to ``logits`` [batch, 1000].
+
+    The first convolution pads, so that its image has 112 pixels a side; the published one does not, and has 111.
+    """
+    graph = GraphWriter("nasnet_imagenet")
+    image = graph.input("x", (batch, 3, extent, extent))
+    stem = conv_bn(graph, seed, "stem", image, 3, IMAGENET_STEM, 3, stride=2)
+    before = value = _Value(name=stem, channels=IMAGENET_STEM, extent=extent // 2)
+    for index, width in enumerate((IMAGENET_FILTERS // 4, IMAGENET_FILTERS // 2)):
+        before, value = value, _Cell(graph, seed, f"stem{index}", width, 2).write(_REDUCTION, value, before)
+    sizes = {"cells": IMAGENET_CELLS, "filters": IMAGENET_FILTERS, "classes": IMAGENET_CLASSES}
+    return _stages(graph, seed, value, before, batch=batch, **sizes)
+
+
+def _stages(
+    graph: GraphWriter, seed: int, value: _Value, before: _Value, *, cells: int, filters: int, classes: int, batch: int
+) -> onnx.ModelProto:
+    """Three stages of ``cells`` normal cells behind ``value``, whose earlier one is ``before``, and the classifier."""
     for stage in range(3):
         width = filters * 2**stage
         if stage:
@@ -63,8 +87,8 @@ def build_nasnet(
             cell = _Cell(graph, seed, f"cell{stage}_{index}", width, 1)
             before, value = value, cell.write(_NORMAL, value, before)
     pooled = graph.op("Flatten", graph.op("GlobalAveragePool", graph.op("Relu", value.name)))
-    dense(graph, seed, "classes", pooled, value.channels, CIFAR_CLASSES, "logits")
-    graph.output("logits", (batch, CIFAR_CLASSES))
+    dense(graph, seed, "classes", pooled, value.channels, classes, "logits")
+    graph.output("logits", (batch, classes))
     return graph.model({"weights": f"random, seed {seed}"})
 
 
@@ -150,12 +174,14 @@ class _Cell:
             self.graph.constant("ends", np.array([2**31, 2**31])),
             self.graph.constant("image_axes", np.array([2, 3])),
         )
-        parts = [self._half(f"{name}{side}", path, value.channels) for side, path in enumerate((rectified, shifted))]
+        widths = (self.width // 2, self.width - self.width // 2)
+        paths = zip((rectified, shifted), widths, strict=True)
+        parts = [self._half(f"{name}{side}", path, value.channels, width) for side, (path, width) in enumerate(paths)]
         joined = batch_norm(self.graph, self.seed, name, self.graph.op("Concat", *parts, axis=1), self.width)
         return _Value(name=joined, channels=self.width, extent=-(-value.extent // 2))
 
-    def _half(self, name: str, value: str, channels: int) -> str:
-        weight = he_normal(self.seed, name, (self.width // 2, channels, 1, 1), fan_in=channels)
+    def _half(self, name: str, value: str, channels: int, width: int) -> str:
+        weight = he_normal(self.seed, name, (width, channels, 1, 1), fan_in=channels)
         return self.graph.op(
             "Conv", value, self.graph.constant(name, weight), kernel_shape=[1, 1], strides=[2, 2], pads=[0] * 4
         )

@@ -19,8 +19,8 @@ from tvm_ext.errors import InputError
 from .convolutional import conv_bn
 from .graph import GraphWriter, generator
 
-CELLS = 500
-"""How many of them there are, by index."""
+CELLS = 5000
+"""How many of them there are, by index: as many as in the paper."""
 MOST_VERTICES, MOST_EDGES = 7, 9
 FEWEST_OPERATIONS, FEWEST_EDGES = 3, 7
 """Most of NAS-Bench's cells have five operations and nine edges; of the smallest ones there are few."""
@@ -48,7 +48,7 @@ class CellGraph:
 
 
 def random_cell(index: int) -> CellGraph:
-    """Cell number ``index``, the same on every machine. Raises InputError for one outside 0 to 499."""
+    """Cell number ``index``, the same on every machine. Raises InputError for one outside 0 to 4999."""
     if not 0 <= index < CELLS:
         raise InputError(f"there is no random cell {index}.", f"the cells are 0 to {CELLS - 1}")
     random = generator(index, "cell")
@@ -85,7 +85,7 @@ def build_random_cell(
 ) -> onnx.ModelProto:
     """``x`` [batch, channels, extent, extent] to ``y``, as many channels; weights by ``seed``, structure by ``index``.
 
-    Raises InputError for an index outside 0 to 499.
+    Raises InputError for an index outside 0 to 4999.
     """
     cell = random_cell(index)
     graph = GraphWriter(f"nasbench_{index}")

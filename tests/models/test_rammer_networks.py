@@ -14,6 +14,8 @@ from benchmarks.networks.random_cells import CELLS, MOST_EDGES, MOST_VERTICES, O
 from benchmarks.networks.recurrent import Stack
 from tvm_ext.errors import InputError
 
+TRIED = 500  # of the random cells
+
 TOLERANCE = 1e-4
 
 SMALL: dict[str, Callable[[], onnx.ModelProto]] = {
@@ -42,7 +44,7 @@ def test_small_networks_agree_with_onnx_runtime(name: str, compiled: Any, refere
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", range(0, CELLS, 25))
+@pytest.mark.parametrize("index", range(0, TRIED, 25))
 def test_random_cells_agree_with_onnx_runtime(index: int, compiled: Any, reference: Any) -> None:
     model = random_cells.build_random_cell(index, channels=12, extent=6)
     inputs = models.random_inputs(model, 1)
@@ -55,26 +57,35 @@ def _relative_error(actual: list[Any], expected: list[Any]) -> float:
 
 def test_every_random_cell_is_a_cell() -> None:
     """Each vertex lies on a way from the input to the output; most of the cells differ."""
-    cells = [random_cell(index) for index in range(CELLS)]
+    cells = [random_cell(index) for index in range(TRIED)]
     for cell in cells:
         assert 3 <= len(cell.operations) <= MOST_VERTICES - 2 and set(cell.operations) <= set(OPERATIONS)
         assert len(cell.edges) <= MOST_EDGES and all(0 <= a < b <= cell.output for a, b in cell.edges)
         assert all(cell.sources(vertex) for vertex in range(1, cell.output + 1))
         assert all(cell.readers(vertex) for vertex in range(cell.output))
-    assert len(set(cells)) > 0.8 * CELLS
+    assert len(set(cells)) > 0.8 * TRIED
     assert cells[7] == random_cell(7)
 
 
 def test_random_cells_are_valid_models() -> None:
-    for index in range(0, CELLS, 9):
+    for index in range(0, TRIED, 9):
         model = models.build_model(f"nasbench_{index}")
         onnx.checker.check_model(model, full_check=True)
         shape = [dim.dim_value for dim in model.graph.output[0].type.tensor_type.shape.dim]
         assert shape == [1, random_cells.CHANNELS, random_cells.EXTENT, random_cells.EXTENT]
 
 
+def test_nasnet_for_imagenet_ends_with_1056_filters() -> None:
+    model = onnx.shape_inference.infer_shapes(models.build_model("nasnet_imagenet"))
+    shapes = {item.name: [dim.dim_value for dim in item.type.tensor_type.shape.dim] for item in model.graph.value_info}
+    pooled = next(node.input[0] for node in model.graph.node if node.op_type == "GlobalAveragePool")
+    assert shapes[pooled] == [1, 1056, 7, 7]
+    weights = sum(int(np.prod(item.dims)) for item in model.graph.initializer)
+    assert 5.2e6 < weights < 5.4e6  # 5.3 million, as published
+
+
 def test_what_is_no_cell() -> None:
-    assert models.is_name("nasbench_499") and models.is_name("lstm_tc")
-    assert not any(models.is_name(name) for name in ("nasbench_500", "nasbench_-1", "nasbench_", "nasbench_07"))
-    with pytest.raises(InputError, match="the cells are 0 to 499"):
-        random_cell(500)
+    assert models.is_name("nasbench_4999") and models.is_name("lstm_tc")
+    assert not any(models.is_name(name) for name in ("nasbench_5000", "nasbench_-1", "nasbench_", "nasbench_07"))
+    with pytest.raises(InputError, match="the cells are 0 to 4999"):
+        random_cell(CELLS)

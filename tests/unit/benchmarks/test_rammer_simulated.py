@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -66,11 +67,23 @@ def test_tables_name_what_was_simulated(script: ModuleType) -> None:
     results = [script.simulated("alexnet", _branches(), V100, policy)[0] for policy in (*script.SHOWN, script.GLOBAL)]
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(script.model_table(V100.name, results))
-    console.print(script.cell_table(results))
+    again = [replace(item, policy="list", kernels=script.SEVERAL) for item in results if item.policy == "list"]
+    (gains,) = script.cell_gains([*results, *again], {"alexnet"})
+    console.print(script.cell_table([gains]))
     text = console.export_text()
+    assert gains.irregular == gains.cells == 1 and gains.over_launches > 2 and gains.selected == 1
+    assert gains.irregular_fine_over_global == gains.fine_over_global >= 1 and "100.0 %" in text
     assert "0.96" in text  # the paper's time
     assert f"{results[0].makespan_ms / results[2].makespan_ms:.2f}" in text
 
 
 def test_the_paper_s_times_belong_to_models(script: ModuleType) -> None:
     assert set(script.paper_ms()) == set(models.RAMMER)
+
+
+def test_a_cell_is_irregular_by_the_work_of_a_wave(script: ModuleType) -> None:
+    """Four equal branches are not; where one of them has three times the rTasks, they are."""
+    graph = _branches()
+    large = RKernel(name="large", task_count=60, task_s=4e-6, threads=128, registers=64)
+    other = replace(graph, operators=(replace(graph.operators[0], kernels=(large,)), *graph.operators[1:]))
+    assert not script.is_irregular(graph) and script.is_irregular(other)
