@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
+from pathlib import Path
 
 from tvm_ext.cost.schedule_simulator import ScheduleTimes, TimedEntry
 from tvm_ext.records.rtasks import RTaskGraph, RTaskSchedule
 from tvm_ext.reports.gantt import gantt
+
+PAPER = Path(__file__).resolve().parent / "workloads" / "rammer_models.csv"
 
 
 def unit_activity(schedule: RTaskSchedule, times: ScheduleTimes) -> float:
@@ -38,3 +42,11 @@ def gantt_file(schedule: RTaskSchedule, graph: RTaskGraph, times: Sequence[Timed
     head, _, body = picture.partition(">")
     background = '<rect width="100%" height="100%" fill="var(--page)"/>'
     return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{escape(style)}</style>{background}{body}\n'
+
+
+def paper_ms() -> dict[str, float]:
+    """Rammer's own times on a V100 (Figure 11), by the names of `models`."""
+    names = {"ResNeXt": "resnext29", "NASNet": "nasnet", "AlexNet": "alexnet", "DeepSpeech2": "deepspeech2"}
+    names |= {"LSTM-TC": "lstm_tc", "Seq2Seq-NMT": "seq2seq_nmt"}
+    with PAPER.open(newline="", encoding="utf-8") as file:
+        return {names[row["model"]]: float(row["paper_v100_bs1_ms_rammer"]) for row in csv.DictReader(file)}

@@ -14,7 +14,6 @@ ones on these. --picture draws the schedules.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import itertools
 import math
@@ -28,7 +27,7 @@ from typing import Annotated
 import typer
 from _common import current_environment, progress, result_path, show, write_results
 from _rtask_graphs import chosen_alone, constructed_alone, graph_of, scheduled_on_cpu
-from _schedules import gantt_file, unit_activity
+from _schedules import gantt_file, paper_ms, unit_activity
 from rich.table import Table
 
 from benchmarks.networks import models
@@ -40,17 +39,19 @@ from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rammer import RegionRecord
 from tvm_ext.records.rtasks import Need, RTaskGraph, RTaskSchedule, VDevice
+from tvm_ext.relay_passes.recurrent.overlap_layers import overlapped
 from tvm_ext.relay_passes.region_records import chosen_kernels
 from tvm_ext.relay_passes.wavefronts.policies import schedule
 from tvm_ext.relay_passes.wavefronts.schedule_check import check_schedule
 from tvm_ext.relay_passes.wavefronts.wavefront_policy import waves
 
-PAPER = Path(__file__).resolve().parent / "workloads" / "rammer_models.csv"
 DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")
 SHOWN = ("launches", "wavefront", "list")
 BASELINES = ("round-robin", "zig-zag", "shared-queue")
 CONSTRUCTED, SEVERAL, SELECTED = "constructed", "several", "selected"
 """Kernels of an operator: the one that is constructed first; another one too; of these the one that "list" selects."""
+OVERLAPPED = "overlapped"
+"""Recurrent layers whose input products are of few steps (`overlap_layers`), so that layers run beside each other."""
 GLOBAL = "list, global barriers"
 IRREGULAR = 2.0
 """A cell is irregular where a wave's longest operator has so many times the work of its shortest. The paper says no
@@ -61,6 +62,7 @@ more than "heterogeneous operators in a wave"."""
 class Simulated:
     """A schedule of ``model`` by ``policy``: its time, and what of it is overhead.
 
+    ``chunk``: how many steps of a recurrent layer an input product has, where these are ``kernels`` `OVERLAPPED`.
     ``others`` counts operators that do not have the kernel that was constructed first.
     ``utilisation`` is the share of the time in which a unit runs something (the paper's SM efficiency).
     ``overhead_share`` is the share of the time in launches and in taking entries, the latter shared out among vEUs.
@@ -80,6 +82,7 @@ class Simulated:
     batch: int = 1
     kernels: str = CONSTRUCTED
     others: int = 0
+    chunk: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,19 +197,12 @@ def _overhead_s(made: RTaskSchedule, times: ScheduleTimes) -> float:
     return times.launch_s + times.overhead_s / max(len(program.streams) for program in made.programs)
 
 
-def paper_ms() -> dict[str, float]:
-    """Rammer's own times on a V100 (Figure 11), by the names of `models`."""
-    names = {"ResNeXt": "resnext29", "NASNet": "nasnet", "AlexNet": "alexnet", "DeepSpeech2": "deepspeech2"}
-    names |= {"LSTM-TC": "lstm_tc", "Seq2Seq-NMT": "seq2seq_nmt"}
-    with PAPER.open(newline="", encoding="utf-8") as file:
-        return {names[row["model"]]: float(row["paper_v100_bs1_ms_rammer"]) for row in csv.DictReader(file)}
-
-
 def model_table(device: str, results: Sequence[Simulated]) -> Table:
     """One line a model: times, and utilisation and overheads of launches and of the better of our schedules."""
     table = Table(title=f"{device}, batch {results[0].batch}, simulated", show_lines=False)
     for heading in ("model", "operators", "launches ms", "wavefront ms", "list ms", "gain", "utilisation", "overhead"):
         table.add_column(heading)
+    table.add_column("layers overlapped ms (steps)")
     is_paper_s = device == "nvidia-v100" and results[0].batch == 1
     table.add_column("Rammer's paper ms" if is_paper_s else "")
     for name in dict.fromkeys(item.model for item in results):
@@ -218,9 +214,16 @@ def model_table(device: str, results: Sequence[Simulated]) -> Table:
             f"{base.makespan_ms / ours.makespan_ms:.2f}",
             f"{100 * base.utilisation:.0f} -> {100 * ours.utilisation:.0f} %",
             f"{100 * base.overhead_share:.0f} -> {100 * ours.overhead_share:.1f} %",
+            _overlapped_ms([item for item in results if (item.device, item.model) == (device, name)]),
             f"{paper_ms().get(name, math.nan):.2f}" if is_paper_s else "",
         )
     return table
+
+
+def _overlapped_ms(results: Sequence[Simulated]) -> str:
+    """By Algorithm 1 and by the list policy, and the steps of a product; "" where no layers can overlap."""
+    found = [item for item in results if item.kernels == OVERLAPPED]
+    return " / ".join(f"{item.makespan_ms:.3f}" for item in found) + f" ({found[0].chunk})" if found else ""
 
 
 def kernel_table(results: Sequence[Simulated]) -> Table:
@@ -374,6 +377,22 @@ def _runs(
             text = gantt_file(made, own, simulate(made, own).entries)
             (picture / f"{label}.svg").write_text(text, encoding="utf-8")
         yield found, graph
+    if not is_cell:
+        yield from ((found, graph) for found in _overlapped(name, mod, row))
+
+
+def _overlapped(name: str, mod: IRModule, row: DeviceSpec) -> Iterator[Simulated]:
+    """Its recurrent layers beside each other, by the policies that builds have; nothing where there are none."""
+
+    def predict(trial: IRModule) -> float:
+        return simulated(name, constructed_alone(graph_of(trial, row.name)), row, "list")[0].makespan_ms * 1e3
+
+    best, chunk = overlapped(mod, predict)
+    if chunk is not None:
+        graph = constructed_alone(graph_of(best, row.name))
+        for policy in SHOWN[1:]:
+            found, _ = simulated(name, graph, row, policy)
+            yield dataclasses.replace(found, kernels=OVERLAPPED, chunk=chunk)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from tvm_ext.errors import InputError, OptionError
 from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.frontend import as_module, bind_params, prepare
 from tvm_ext.options import BuildOptions, usable_core_count
-from tvm_ext.pass_pipeline import BuildPlan, kernel_passes, operator_pipeline, plan_build
+from tvm_ext.pass_pipeline import BuildPlan, kernel_passes, operator_pipeline, plan_build, rammer_passes
 from tvm_ext.rammer_runtime.legacy.use_kernels import GivenKernels, LegacyKernel
 from tvm_ext.records.build_profile import (
     BINDING,
@@ -41,7 +41,8 @@ from tvm_ext.records.build_profile import (
     VERIFYING,
     Stopwatch,
 )
-from tvm_ext.records.rammer import RAMMER
+from tvm_ext.records.rammer import RAMMER, RammerRecord
+from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuned import TuneLike, TuningRecord, TuningRequest
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.batching.dimensions import Requested, Sizes, declared_shapes, settle, shapes_at
@@ -50,6 +51,7 @@ from tvm_ext.relay_passes.name_kernels import NameKernels, merged
 from tvm_ext.relay_passes.narrow_floats import KEPT
 from tvm_ext.relay_passes.onnx.clean import as_identifier
 from tvm_ext.relay_passes.onnx.load import load_onnx
+from tvm_ext.relay_passes.recurrent.overlap_layers import overlapped
 from tvm_ext.relay_passes.wavefronts.policies import require_policy
 from tvm_ext.runtime import graph_module
 from tvm_ext.runtime import graph_module as graph_executor
@@ -173,6 +175,8 @@ def build(
             raise InputError("kernels= are for GPUs, and tune is for CPUs.", "leave one of them out")
         plan, tuning = _tuned(mod, target, plan, cache, request)
         watch.split(TUNING)
+    if plan.options.enable_rammer is not False:
+        mod, _ = overlapped(mod, partial(_schedules_us, plan=plan))
     kernels, code = _code_of({"main": mod}, plan, cache, clock, watch, verify=verify)
     report = recorder.record(mod, kernels["main"], plan, chosen, clock, watch, code.times, cache.use(), tuning)
     signature = Signature(inputs=input_specs(mod), outputs=output_specs(mod), report=report, cpu=cpu_needs(plan.target))
@@ -284,6 +288,17 @@ def _tuned(
         return plan_build(target, plan.options, cache, tuned_tiles(store, plan.device)), record
     finally:
         store.close()
+
+
+def _schedules_us(mod: tvm.IRModule, plan: BuildPlan) -> float:
+    """The simulated time of the schedules of a build of ``mod``; of what none is made for, one operator after another.
+
+    The passes are those of the build, up to the one that makes schedules.
+    """
+    with EXCLUSIVE, plan.target:
+        made = tvm.transform.Sequential([plan.construct, *rammer_passes(plan.device, plan.options)[:2]])(mod)
+    record = from_json(RammerRecord, str(made.attrs[RAMMER]))
+    return sum(region.predicted_us if region.symbol else region.sequential_us for region in record.regions)
 
 
 def _compiles_by_kernel(mod: tvm.IRModule, plan: BuildPlan) -> bool:

@@ -56,8 +56,7 @@ def input_products(
 ) -> list[Expr]:
     """``rows`` (steps * batch, features) times ``weight``, plus ``bias``, as one matrix (batch, columns) per step.
 
-    ``chunk`` steps are one product, None: all of them, or `MOST_PARTS`. A product of few steps can begin before the
-    layer below has finished; one of many reads the weights once.
+    ``chunk`` steps are one product, None: all of them, or `MOST_PARTS`. `overlap_layers` divides them for schedules.
     """
     made: list[Expr] = []
     for part, count in _parts(builder, rows, steps, chunk or MOST_PARTS):
@@ -110,13 +109,12 @@ def unrolled(
     steps: int,
     is_reverse: bool = False,
     active: Expr | None = None,
-    chunk: int | None = None,
 ) -> Unrolled:
     """One direction of a layer over ``rows`` (steps * batch, features), emitted into ``builder``.
 
-    ``active`` are the rows of `active_rows`, where ``cell.is_masked``. ``chunk``: see `input_products`.
+    ``active`` are the rows of `active_rows`, where ``cell.is_masked``.
     """
-    step_inputs = input_products(builder, rows, operands.weight, operands.bias, steps=steps, chunk=chunk)
+    step_inputs = input_products(builder, rows, operands.weight, operands.bias, steps=steps)
     masks = [(part,) for part in by_step(builder, active, steps)] if active is not None else [()] * steps
     # Functions that are equal are one in the builder's module: all layers of a shape share their cell.
     function = builder.add_func(cell_function(cell), f"{cell.kind}_step")
