@@ -1,4 +1,4 @@
-"""Importing models: `from_onnx`. What a build begins with: `prepare`."""
+"""Importing models: `from_onnx` and `from_torch`. What a build begins with: `prepare`."""
 
 from __future__ import annotations
 
@@ -62,6 +62,40 @@ def from_onnx(
     start = time.perf_counter()
     mod, params = import_model(model, shape=shape, dtype=dtype, constants=constants, limits=limits)
     mod = mod.with_attr(MODEL_NAME, _title(model))
+    return mod.with_attr(IMPORT_SECONDS, time.perf_counter() - start), params
+
+
+def from_torch(
+    program: Any, shape: Mapping[str, Sequence[int | None]] | None = None
+) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    """Import a program of ``torch.export.export`` for inference. Needs torch (extra ``models``).
+
+    Parameters
+    ----------
+    program
+        A ``torch.export.ExportedProgram`` of a module in eval mode.
+    shape
+        Shapes by input name; binds the dimensions that the program leaves open, e.g. ``{"x": (4, 3, 224, 224)}``.
+
+    Returns
+    -------
+    The Relax module, whose ``main`` takes the inputs and then the parameters, and the parameters by name: the module's
+    parameters, buffers and constants, in torch's own memory where they lie in row-major order there.
+
+    Raises
+    ------
+    UnsupportedEnvironmentError
+        where torch is missing.
+    InputError
+        for what is no such program, and for a shape that does not fit it or leaves a dimension open.
+    ModelError
+        for operators that cannot be imported, each with a node, or whose result would not be torch's.
+    """
+    from tvm_ext.relay_passes.pytorch.import_program import import_program
+
+    start = time.perf_counter()
+    mod, params = import_program(program, shape)
+    mod = mod.with_attr(MODEL_NAME, "main")
     return mod.with_attr(IMPORT_SECONDS, time.perf_counter() - start), params
 
 

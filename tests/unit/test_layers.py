@@ -63,6 +63,7 @@ CIRCLES: dict[tuple[str, str], str] = {
 INSIDE_TVM: dict[str, str] = {
     "_autoload": "asks whether TVM has its compiler, before anything that needs one is imported",
     "forks": "TVM's runtime is called past its Python interface, in processes that have the runtime alone",
+    "relay_passes.pytorch.import_program": "the stock importer needs torch, and is imported where that is known to be",
     "runtime.guarded_memory": "the VirtualMachine is run in processes that have TVM's runtime alone",
     "runtime.machine": "the VirtualMachine is run in processes that have TVM's runtime alone",
 }

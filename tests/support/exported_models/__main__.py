@@ -3,6 +3,7 @@
     python -m tests.support.exported_models --jobs 1 --output exported.json
     python -m tests.support.exported_models swin gpt2 --exporter torchscript
     python -m tests.support.exported_models --device nvidia-a100 --device nvidia-v100    # as far as their source
+    python -m tests.support.exported_models --torch    # programs of torch.export, imported as they are, against torch
 
 Exits with 1 where one failed. Their ONNX files, about 1.5 GB of them, are kept in the cache folder.
 """
@@ -27,7 +28,7 @@ from tvm_ext.support.files import write_atomically
 
 from ..commands import Jobs, Output, console
 from .networks import NETWORKS, network, require_packages
-from .record import CPU, EXPORTERS, ExportResult
+from .record import CPU, EXPORTERS, PROGRAM, ExportResult
 from .runs import Run, run_all
 
 app = typer.Typer(add_completion=False)
@@ -42,6 +43,9 @@ def main(
     limit_s: Annotated[float, typer.Option(min=1.0, help="Seconds for one export, and for one build and run.")] = 300.0,
     seed: Annotated[int, typer.Option(help="Of the weights and inputs.")] = 0,
     keep: Annotated[Path | None, typer.Option(help="Folder of the ONNX files, instead of the cache's.")] = None,
+    programs: Annotated[
+        bool, typer.Option("--torch", help="Import torch.export's programs; compare with torch.")
+    ] = False,
     output: Output = None,
 ) -> None:
     """Export networks from randomly initialised torch modules, build each and compare it with ONNX Runtime."""
@@ -49,10 +53,10 @@ def main(
     runs = [
         Run(network=name, exporter=how, devices=_devices(device), folder=folder, seed=seed, limit_s=limit_s)
         for name in names or NETWORKS
-        for how in _exporters(exporter)
-        if how in network(name).exporters
+        for how in ((PROGRAM,) if programs else _exporters(exporter))
+        if programs or how in network(name).exporters
     ]
-    if not all(run.model.is_file() for run in runs):
+    if programs or not all(run.model.is_file() for run in runs):
         require_packages()
     results = []
     for result in run_all(runs, jobs):

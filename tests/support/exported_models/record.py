@@ -10,6 +10,9 @@ Outcome = Literal["passed", "wrong", "failed", "crashed", "timed out", "not expo
 EXPORTERS = ("dynamo", "torchscript")
 """The two of torch.onnx.export: by torch.export's graph (``dynamo=True``), and by TorchScript's."""
 
+PROGRAM = "program"
+"""No exporter of ONNX files: torch.export's program, imported as it is and compared with torch."""
+
 CPU = "llvm"
 
 TOLERANCE = 1e-4

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tvm_ext.records.serialise import from_json
 
-from .record import ExportResult, Outcome
+from .record import PROGRAM, ExportResult, Outcome
 
 PACKAGE = "tests.support.exported_models"
 
@@ -42,22 +42,24 @@ def run_all(runs: Iterable[Run], jobs: int) -> Iterator[ExportResult]:
 
 
 def run_one(run: Run) -> list[ExportResult]:
-    """Export the network unless its file is there, then build it for each device."""
+    """Export the network unless its file is there, then build it for each device; programs for this CPU alone."""
+    if run.exporter == PROGRAM:
+        return [_answered(run, run.devices[0], [f"{PACKAGE}.programs", run.network, str(run.seed)])]
     run.folder.mkdir(parents=True, exist_ok=True)
     if not run.model.is_file():
         arguments = [f"{PACKAGE}.export", run.network, run.exporter, str(run.model), str(run.seed)]
         _, problem = attempt(arguments, run.limit_s)
         if problem:
             return [_failure(run, device, "not exported", problem) for device in run.devices]
-    return [_check(run, device) for device in run.devices]
+    checks = {device: [f"{PACKAGE}.check", run.network, run.exporter, device, str(run.model)] for device in run.devices}
+    return [_answered(run, device, arguments) for device, arguments in checks.items()]
 
 
-def _check(run: Run, device: str) -> ExportResult:
+def _answered(run: Run, device: str, arguments: Sequence[str]) -> ExportResult:
+    """What a process of ``arguments``, and the path of a file for its answer, has found."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "result.json"
-        outcome, problem = attempt(
-            [f"{PACKAGE}.check", run.network, run.exporter, device, str(run.model), str(answer)], run.limit_s
-        )
+        outcome, problem = attempt([*arguments, str(answer)], run.limit_s)
         if outcome != "passed":
             return _failure(run, device, outcome, problem)
         return from_json(ExportResult, answer.read_text(encoding="utf-8"))
