@@ -51,6 +51,7 @@ from tvm_ext.relay_passes.fuse_attention import FuseAttention
 from tvm_ext.relay_passes.fuse_cells import FuseCells
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.fuse_persistent import FusePersistent
+from tvm_ext.relay_passes.keep_halves import KeepHalves
 from tvm_ext.relay_passes.layout.block_channels import BlockChannels
 from tvm_ext.relay_passes.layout.channels_last import ChannelsLast
 from tvm_ext.relay_passes.layout.fold_depth import FoldDepth
@@ -117,12 +118,11 @@ def recurrent_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.tran
 
 
 def narrowing_passes(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
-    """Products of narrow numbers as a CPU's instructions want them, behind what makes constants of weights."""
+    """Narrow numbers as a CPU's instructions want them, behind what makes constants: bytes, exact floats, rounded."""
     own_time = partial(own_time_us, target=target, device=device, options=options.updated(precision="float32"))
-    floats = narrow_floats(device, options, own_time)
-    own = device.kind == "cpu" and options.enable_roller is not False
-    # First quantised operators, over bytes; then, where it was asked for, floats.
-    return [ExpandQuantised(), NarrowProducts(device), *floats] if own else []
+    floats = [KeepHalves(device, own_time), *narrow_floats(device, options, own_time)]
+    passes = [ExpandQuantised(), NarrowProducts(device), *floats]
+    return passes if device.kind == "cpu" and options.enable_roller is not False else []
 
 
 def layout_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
@@ -207,7 +207,7 @@ def attention_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.tran
     """
     if device.kind != "cpu" or options.enable_roller is False or options.enable_persistent_fusion is False:
         return []
-    return [FuseAttention(device), relax.transform.DeadCodeElimination()]
+    return [FuseAttention(device, options.precision), relax.transform.DeadCodeElimination()]
 
 
 def fusion_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:

@@ -41,6 +41,7 @@ from tvm_ext.records.build_profile import (
     VERIFYING,
     Stopwatch,
 )
+from tvm_ext.records.precision import KEPT
 from tvm_ext.records.rammer import RAMMER, RammerRecord
 from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuned import TuneLike, TuningRecord, TuningRequest
@@ -48,7 +49,6 @@ from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.batching.dimensions import Requested, Sizes, declared_shapes, settle, shapes_at
 from tvm_ext.relay_passes.batching.prove import ModelAt
 from tvm_ext.relay_passes.name_kernels import NameKernels, merged
-from tvm_ext.relay_passes.narrow_floats import KEPT
 from tvm_ext.relay_passes.onnx.clean import as_identifier
 from tvm_ext.relay_passes.onnx.load import load_onnx
 from tvm_ext.relay_passes.recurrent.overlap_layers import overlapped

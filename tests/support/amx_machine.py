@@ -95,13 +95,13 @@ def tile_calls(kernel: PrimFunc) -> list[str]:
 def emulate_in_builds(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Options of builds whose kernels are constructed for tiles and have the model's calls in their machine code."""
     _library()
-    has = dot_instructions._has
+    has = dot_instructions.has_features
 
     def tile_call(name: str, *arguments: Any) -> Stmt:
         return tirx.Evaluate(tirx.call_extern("void", f"amx_{name}", *arguments))
 
     monkeypatch.setattr(
-        dot_instructions, "_has", lambda target, features: "amx-tile" in features or has(target, features)
+        dot_instructions, "has_features", lambda target, features: "amx-tile" in features or has(target, features)
     )
     monkeypatch.setattr(tile_ir, "tile_call", tile_call)
     return {"device": amx_row().name}

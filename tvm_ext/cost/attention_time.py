@@ -14,6 +14,7 @@ from itertools import product
 from math import gcd, inf, prod
 
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.devices.dot_instructions import dot_instruction
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite
@@ -28,6 +29,10 @@ EXP_OPERATIONS = 20
 
 TURN_OPERATIONS = 16
 """Vector instructions per register that is transposed: loads, stores, four rounds of shuffles at half the rate."""
+
+NARROW_COPY_OPERATIONS = 4
+"""Vector instructions per register of keys or values that is rounded into a copy: a load, a conversion, and of values a
+shift and a half of a store."""
 
 TASK_CYCLES = 400
 """Cycles between two tasks: workspaces, addresses, loops of few steps."""
@@ -50,11 +55,14 @@ SCATTERED = 1.1
 
 
 class AttentionClock:
-    """What ``work`` takes on ``device`` in one kernel, by its tiles."""
+    """What ``work`` takes on ``device`` in one kernel, by its tiles; ``dot`` is the instruction of narrow products."""
 
     def __init__(self, work: Attention, device: DeviceSpec) -> None:
         self.work, self.device, self.machine = work, device, Machine(device)
         self.lanes = device.register_bytes // FLOAT_BYTES
+        narrow = work.products != "float32"
+        self.dot = dot_instruction(device, work.products, work.products, "float32") if narrow else None
+        self.without = narrow and self.dot is None
 
     def usual_tiles(self) -> AttentionTiles | None:
         """The tiles that the model expects to be fastest; None where the device has no SIMD registers for queries."""
@@ -78,7 +86,7 @@ class AttentionClock:
 
     def _bases(self) -> list[AttentionTiles]:
         """For each number of registers of queries the tiles that registers and caches ask for."""
-        if self.device.kind != "cpu" or self.lanes < 2:
+        if self.device.kind != "cpu" or self.lanes < 2 or self.without:
             return []
         most = min(MOST_QUERY_VECTORS, ceil_div(self.work.queries, self.lanes))
         return [tiles for count in range(1, most + 1) if (tiles := self._tiles_of_vectors(count))]
@@ -100,8 +108,8 @@ class AttentionClock:
         room = self.device.layers[1].capacity_bytes or 0
         beside_queries = (room - work.features * width) // width
         beside_values = room // (width + work.value_features * FLOAT_BYTES)
-        masked = any(work.staged(lanes))
-        block = _block(work.keys, max(lanes, min(beside_queries, beside_values)), lanes if masked else 1, lanes)
+        step = lanes if any(work.staged(lanes)) else self.group
+        block = _block(work.keys, max(lanes, min(beside_queries, beside_values)), step, lanes)
         copies = self._copies(ceil_div(work.queries, vectors * lanes), rows, block)
         enough = ceil_div((self.device.fma_latency_cycles or 1) * self.device.fma_rate, vectors)
         return AttentionTiles(
@@ -124,9 +132,15 @@ class AttentionClock:
             return 0
         return l2.transaction_bytes if 2 * read * FLOAT_BYTES <= (l2.capacity_bytes or 0) else 0
 
+    @property
+    def group(self) -> int:
+        """Products that a step of a sum adds up; blocks of keys are whole groups."""
+        return 1 if self.dot is None else self.dot.group
+
     def _is_half(self) -> bool:
-        """Half precision is read as float32, and so copied."""
-        return any(itemsize_bytes(item.dtype) != FLOAT_BYTES for item in (self.work.key, self.work.value))
+        """Half precision is read as float32, and so copied; what products in bfloat16 read is rounded into a copy."""
+        half = any(itemsize_bytes(item.dtype) != FLOAT_BYTES for item in (self.work.key, self.work.value))
+        return half or self.dot is not None
 
     def _copies(self, blocks: int, rows: int, key_block: int) -> Copies:
         """Where keys and values are read: of few blocks of queries each copies its own, many share one copy of all."""
@@ -160,6 +174,10 @@ class AttentionClock:
         shared = prod(extent for extent, stride in operand.batch if not stride)
         return shared * TURN_OPERATIONS / self.lanes / self.device.fma_rate > TURNED_COPY_CYCLES
 
+    def expected_seconds(self) -> float:
+        """Of `usual_tiles`, copies included; infinite where there are none."""
+        return self.candidates()[0][1] if self.usual_tiles() is not None else inf
+
     # --- other tiles ------------------------------------------------------------------------------------------------
     def _like(self, base: AttentionTiles) -> Iterator[AttentionTiles]:
         """Tiles with as many registers of queries: other blocks of keys, rows of register tiles, copies."""
@@ -182,7 +200,8 @@ class AttentionClock:
         work, blocks = self.work, ceil_div(self.work.queries, tiles.query_block)
         times = {"none": 0, "values": blocks, "block": blocks, "shared": 1}[tiles.copies]
         features = work.value_features + (work.features if tiles.copies != "values" else 0)
-        cycles = 2 * work.batch * times * work.keys * features / tiles.lanes / self.device.unit_count
+        each = 2 if self.dot is None else NARROW_COPY_OPERATIONS
+        cycles = each * work.batch * times * work.keys * features / tiles.lanes / self.device.unit_count
         slower = SCATTERED if tiles.copies == "none" and usual.copies != "none" else 1.0
         return slower * self.kernel_seconds(tiles) + cycles / self.machine.hz
 
@@ -202,18 +221,19 @@ class AttentionClock:
         scores = self._product_cycles(work.keys, tiles.key_rows, vectors, work.features, tiles)
         steps = ceil_div(work.keys, tiles.key_block)
         results = self._product_cycles(work.value_features, tiles.feature_rows, vectors, work.keys, tiles)
-        softmax = work.keys * vectors * EXP_OPERATIONS / pipes
+        softmax = work.keys * vectors * (EXP_OPERATIONS + self.group - 1) / pipes
         rescaled = 3 * steps * work.value_features * vectors / pipes
         turned = work.features + work.value_features + work.keys * sum(work.staged(tiles.lanes))
         turning = turned * vectors * TURN_OPERATIONS / pipes
         # Keys and values wait for L2: each row is read once, by one row of a register tile at a time.
-        read = work.keys * (work.features + work.value_features) * FLOAT_BYTES
+        read = work.keys * (work.features + work.value_features) * FLOAT_BYTES / self.group
         waiting = read / machine.bytes_per_cycle(machine.l2_rate)
         return scores + results + softmax + rescaled + turning + waiting + TASK_CYCLES
 
     def _product_cycles(self, rows: int, tile: int, vectors: int, depth: int, tiles: AttentionTiles) -> float:
         """A product in register tiles, the last of them smaller."""
         full, rest = divmod(rows, tile)
+        depth = ceil_div(depth, self.group)
         cycles = full * self._step_cycles(tile, vectors, depth, tiles)
         return depth * (cycles + (self._step_cycles(rest, vectors, depth, tiles) if rest else 0.0))
 
@@ -225,7 +245,8 @@ class AttentionClock:
         near = machine.bytes_per_cycle(machine.l2_rate) if 2 * held > room else inf
         streamed = vectors * tiles.lanes * FLOAT_BYTES / near
         latency = float(device.fma_latency_cycles or 0)
-        times = (rows * vectors / device.fma_rate, (rows + vectors) / device.load_rate, latency, streamed)
+        operations = 1.0 if self.dot is None else self.dot.operations
+        times = (rows * vectors * operations / device.fma_rate, (rows + vectors) / device.load_rate, latency, streamed)
         return overlapped(times, PORT_OVERLAP)
 
 

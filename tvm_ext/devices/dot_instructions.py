@@ -133,7 +133,7 @@ def dot_instruction(
 def has_row(device: DeviceSpec, row: DotInstruction) -> bool:
     """Whether kernels for ``device`` may use ``row``."""
     fits = device.kind == "cpu" and row.register_bytes == device.register_bytes
-    return fits and _has(device.target, row.features)
+    return fits and has_features(device.target, row.features)
 
 
 def whole_depth(depth: int, row: DotInstruction, tiles: DotInstruction | None) -> int:
@@ -149,6 +149,7 @@ def whole_depth(depth: int, row: DotInstruction, tiles: DotInstruction | None) -
 
 
 @functools.lru_cache(maxsize=256)
-def _has(pairs: TargetPairs, features: tuple[str, ...]) -> bool:
+def has_features(pairs: TargetPairs, features: tuple[str, ...]) -> bool:
+    """Whether a target of ``pairs`` has all of ``features``, as LLVM names them."""
     target = Target({key: list(value) if isinstance(value, tuple) else value for key, value in pairs})
     return all(bool(target_has_feature(name, target)) for name in features)

@@ -170,6 +170,12 @@ def widened(load: TensorLoad) -> Expr:
     return tirx.reinterpret("float32", tirx.shift_left(bits, tirx.const(16, "uint32")))
 
 
+def word(low: Expr, high: Expr) -> Expr:
+    """Two numbers of float32, rounded, as an ``int32`` of two bfloat16: what instructions read."""
+    lower, upper = (tirx.Cast("uint32", Call(ROUND, [value], ret_ty=ir.PrimType("uint16"))) for value in (low, high))
+    return tirx.reinterpret("int32", tirx.bitwise_or(lower, tirx.shift_left(upper, tirx.const(16, "uint32"))))
+
+
 # --- functions in LLVM IR -------------------------------------------------------------------------------------------
 def link_functions(func: PrimFunc, target: Target) -> PrimFunc:
     """``func``, lowered for ``target``, with `ROUND` as a function and the text of the functions that it calls."""

@@ -67,6 +67,9 @@ class Attention:
     Rows of Q and of the output are queries; rows of K and V are keys; columns are ``features`` and, of V and the
     output, ``value_features``. Where ``cleared`` is true of a query, its probabilities are 0 throughout. The function's
     parameters are query, key, value, an operand for each term, ``cleared`` if there is one, the output.
+
+    ``products`` is what the operands of both products are rounded to: queries once scaled, and probabilities before
+    they are divided by their sum. Sums and the softmax are float32.
     """
 
     batch: int
@@ -81,6 +84,7 @@ class Attention:
     output: MatrixOperand
     terms: tuple[ScoreTerm, ...] = ()
     cleared: MatrixOperand | None = None
+    products: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
         assert min(self.batch, self.queries, self.keys, self.features, self.value_features) >= 1
@@ -107,7 +111,8 @@ class Attention:
     def __str__(self) -> str:
         """``24 x (128 queries, 128 keys, 64 features)``; values' features where they differ."""
         values = f", {self.value_features} of values" if self.value_features != self.features else ""
-        return f"{self.batch} x ({self.queries} queries, {self.keys} keys, {self.features} features{values})"
+        narrow = f" in {self.products}" if self.products != "float32" else ""
+        return f"{self.batch} x ({self.queries} queries, {self.keys} keys, {self.features} features{values}){narrow}"
 
 
 Copies = Literal["none", "values", "block", "shared"]

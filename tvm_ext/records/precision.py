@@ -5,13 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from tvm_ext._tvm import IRModule
+
 PRECISION = "tvm_ext.precision"
 """Module attribute: the `PrecisionRecord` as JSON."""
+
+KEPT = "tvm_ext.kept_in_float32"
+"""Module attribute: the numbers, in program order, of products that stay float32 for their error; attentions last."""
+
+BEYOND_BOUND = "the error would exceed the bound"
+
+
+def kept_in_float32(mod: IRModule) -> set[int]:
+    """What `KEPT` says of ``mod``."""
+    return {int(number) for number in (mod.attrs or {}).get(KEPT, ())}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NarrowedProduct:
-    """A float32 ``matmul`` or ``conv2d`` by constant weights; ``reason`` says why it stayed float32, if it did."""
+    """A float32 ``matmul`` or ``conv2d`` by constant weights, or both products of an ``attention``.
+
+    ``reason`` says why it stayed float32, if it did.
+    """
 
     kind: str
     data: tuple[int, ...]

@@ -2,7 +2,8 @@
 
 Weights are rounded when a model is built. Data are rounded where they are made: the conversion joins the epilogue of
 what is before, and goes ahead of views and transposes. Sums, biases, norms, softmax and residual additions stay
-float32, as does what no instruction serves: depthwise convolutions, products of two tensors, odd reductions.
+float32, as does what no instruction serves: depthwise convolutions, odd reductions. Of products of two tensors those of
+an attention are narrowed by `FuseAttention`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tvm_ext.devices.dot_instructions import (
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import OptionError
 from tvm_ext.options import BuildOptions
-from tvm_ext.records.precision import PRECISION, NarrowedProduct, PrecisionRecord
+from tvm_ext.records.precision import BEYOND_BOUND, PRECISION, NarrowedProduct, PrecisionRecord, kept_in_float32
 from tvm_ext.records.serialise import to_json
 
 from .composites import OwnTime
@@ -52,9 +53,6 @@ BFLOAT16 = "bfloat16"
 
 ProductJudge = Callable[[NarrowedProduct, Call], str]
 """Why a product stays float32; empty where it does not."""
-
-KEPT = "tvm_ext.kept_in_float32"
-"""Module attribute: the numbers, in program order, of products that stay float32 for their error."""
 
 
 def narrow_floats(device: DeviceSpec, options: BuildOptions, own_time: OwnTime) -> list[Pass]:
@@ -132,7 +130,7 @@ class _RoundedOperands(CallRewriter):
     def __init__(self, mod: IRModule, group: int, lanes: int, judge: ProductJudge) -> None:
         super().__init__(mod)
         self.group, self.lanes, self.judge = group, lanes, judge
-        self.kept = {int(number) for number in (mod.attrs or {}).get(KEPT, ())}
+        self.kept = kept_in_float32(mod)
         self.products: list[NarrowedProduct] = []
         self.rounded: dict[Expr, Expr] = {}  # by value, inside one block: the same as bfloat16
 
@@ -156,7 +154,7 @@ class _RoundedOperands(CallRewriter):
             kind=name.removeprefix("relax.").removeprefix("nn."), data=data, weights=weights, result=result, reason=why
         )
         if not why and len(self.products) in self.kept:
-            product = product.refused("the error would exceed the bound")
+            product = product.refused(BEYOND_BOUND)
         if not product.reason:
             product = product.refused(self.judge(product, call))
         self.products.append(product)

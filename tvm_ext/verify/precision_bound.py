@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm_ext._tvm import IRModule
 from tvm_ext.options import BuildOptions
-from tvm_ext.relay_passes.narrow_floats import KEPT
+from tvm_ext.records.precision import KEPT
 from tvm_ext.runtime.graph_module import GraphModule
 from tvm_ext.runtime.library import Library, random_inputs
 from tvm_ext.support.arrays import Array

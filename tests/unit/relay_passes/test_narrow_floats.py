@@ -15,6 +15,10 @@ from tvm_ext.analysis.relax_values import dtype_of, operator_name
 from tvm_ext.devices.dot_instructions import dot_instruction
 from tvm_ext.errors import OptionError
 from tvm_ext.options import BuildOptions
+from tvm_ext.records.attention import ATTENTION, Attention
+from tvm_ext.records.precision import KEPT, PRECISION, PrecisionRecord
+from tvm_ext.records.serialise import from_json
+from tvm_ext.relay_passes.fuse_attention import FuseAttention
 from tvm_ext.relay_passes.narrow_floats import NarrowFloats, narrow_floats
 from tvm_ext.support.roundoff import relative_error
 
@@ -157,6 +161,41 @@ def test_auto_takes_what_the_model_expects_to_be_faster() -> None:
 
     assert types("cpu-epyc-zen5") == {"bfloat16"}
     assert types("cpu-cascade-lake") == {"float32"}
+
+
+def self_attention(builder: Any, x: Any) -> Any:
+    turned = builder.emit(relax.op.permute_dims(x, [0, 2, 1]))
+    scores = builder.emit(relax.op.nn.softmax(builder.emit(relax.op.matmul(x, turned))))
+    return relax.op.matmul(scores, x)
+
+
+@pytest.mark.parametrize(
+    ("row", "precision", "kept", "why"),
+    [
+        ("cpu-epyc-zen5", "bfloat16", (), ""),
+        ("cpu-epyc-zen5", "auto", (), ""),
+        ("cpu-cascade-lake", "auto", (), "us are expected"),
+        ("cpu-cascade-lake", EMULATED, (), ""),
+        ("cpu-epyc-zen5", "bfloat16", (0,), "bound"),
+    ],
+)
+def test_attentions_are_products_too(row: str, precision: Any, kept: tuple[int, ...], why: str) -> None:
+    device = row_of(row)
+    options = BuildOptions(precision=precision, precision_bound=1.0)
+    passes = [*narrow_floats(device, options, lambda _: None), FuseAttention(device, precision)]
+    mod = module((4, 128, 64), self_attention).with_attr(KEPT, list(kept))
+    found = tvm.transform.Sequential(passes)(mod)
+    (product,) = from_json(PrecisionRecord, str(found.attrs[PRECISION])).products
+    assert product.kind == "attention" and (why in product.reason if why else not product.reason)
+    (work,) = (func.attrs[ATTENTION] for _, func in found.functions_items() if ATTENTION in (func.attrs or {}))
+    assert from_json(Attention, str(work)).products == ("float32" if why else "bfloat16")
+
+
+def test_the_error_of_attentions_counts() -> None:
+    library, _ = built(module((2, 40, 32), self_attention), precision=EMULATED, precision_bound=1e-9)
+    record = library.report.precision
+    assert record is not None and record.error == 0
+    assert all(product.reason for product in record.products)
 
 
 def test_a_cpu_without_the_instruction_is_an_error_that_says_what_it_has() -> None:

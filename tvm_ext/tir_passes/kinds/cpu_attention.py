@@ -18,6 +18,7 @@ from tvm_ext.records.rprogram import Prediction, RProgram, RTile
 from tvm_ext.records.serialise import to_json
 from tvm_ext.support.arithmetic import ceil_div
 
+from ..emit.cpu_attention.blocks import AttentionFunctions
 from ..emit.cpu_attention.emit import emit_attention
 from ..expressions.vector_math import exp_below_one
 from ..plan.context import KernelContext, UnscheduledOperator
@@ -75,7 +76,8 @@ def attention_kernel(
     seconds = clock.kernel_seconds(tiles)
     tasks = work.batch * ceil_div(work.queries, tiles.query_block)
     units = min(device.unit_count, tasks) if outer_kind(seconds, device) == PARALLEL else 1
-    statement = emit_attention(work, tiles, params, units, lambda x: exp_below_one(x, device))
+    functions = AttentionFunctions(exp=lambda x: exp_below_one(x, device), dot=clock.dot)
+    statement = emit_attention(work, tiles, params, units, functions)
     return statement, _program(clock, tiles, seconds, units), f"attention of {work} in {tiles}"
 
 

@@ -11,17 +11,21 @@ import pytest
 import tvm
 
 from tests.support.attentions import LOWEST, arrays_of, drawn, expected, function_of, packed
+from tests.support.dot_rows import row_of, use_models_of_missing_instructions
 from tests.unit.kernels import constructed, cpu, relative_error, run
-from tvm_ext._tvm import Call, structural_walk
+from tvm_ext._tvm import CPU_PIPELINE, Call, structural_walk
 from tvm_ext.cost.attention_time import AttentionClock
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.attention import Attention, MatrixOperand, ScoreTerm
 from tvm_ext.runtime.guarded_memory import call_guarded
 from tvm_ext.tir_passes.emit.cpu_attention import emit
+from tvm_ext.tir_passes.emit.cpu_attention.blocks import AttentionFunctions
 from tvm_ext.tir_passes.expressions.on_cpu import on_cpu
 
 ALLOWED = {"float32": 4e-6, "float16": 1e-3}
+NARROW = 2.0**-6
+"""By norm, of products in bfloat16: each operand is off by up to 2**-9, and a score's error is one of its power."""
 
 
 def attention(batch: int, queries: int, keys: int, features: int, **changes: Any) -> Attention:
@@ -49,7 +53,8 @@ def compiled(work: Attention, device: DeviceSpec | None = None) -> Callable[[lis
     kernel, choice = constructed(function_of(work), device=device)
     assert choice.path == "rtile" and choice.program is not None, choice.reason
     target = device_db.device_for_target("llvm")[1]
-    library = tvm.compile(kernel.with_attr("global_symbol", "main"), target=target)
+    module = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
+    library = tvm.tirx.build(module, target=target, pipeline=CPU_PIPELINE)
 
     def call(arrays: list[Any]) -> Any:
         output = tvm.runtime.tensor(np.full(work.output.size, np.nan, work.output.dtype))
@@ -75,6 +80,41 @@ def test_random_attentions_are_what_numpy_says(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4, 80))
 def test_more_random_attentions_are_what_numpy_says(seed: int) -> None:
     check(seed, device_db.lookup("cpu-cascade-lake-avx2") if seed % 2 else None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("row", ["cpu-epyc-zen5", "cpu-cascade-lake-avx2"])
+def test_random_attentions_in_bfloat16(row: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_models_of_missing_instructions(monkeypatch)
+    rng = np.random.default_rng([seed, len(row)])
+    work = replace(drawn(rng), products="bfloat16")
+    arrays = arrays_of(work, rng)
+    found = kernel_output(work, arrays, row_of(row))
+    assert relative_error(found, expected(work, arrays)) < NARROW
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "features", "copies"),
+    [(19, 33, 7, "block"), (70, 130, 16, "shared"), (33, 301, 24, "block"), (16, 55, 17, "shared")],
+)
+def test_bfloat16_that_rounds_nothing_is_exact(
+    queries: int, keys: int, features: int, copies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small whole numbers, and scores so far apart that the largest ones' powers are 1, all others 0."""
+    use_models_of_missing_instructions(monkeypatch)
+    work, device = attention(3, queries, keys, features, scale=128.0, products="bfloat16"), row_of("cpu-epyc-zen5")
+    tiles = AttentionClock(work, device).usual_tiles()
+    assert tiles is not None
+    monkeypatch.setattr(AttentionClock, "usual_tiles", lambda _: replace(tiles, copies=copies))
+    rng = np.random.default_rng(keys)
+    arrays = [rng.integers(-2, 3, operand.size).astype("float32") for operand in work.operands[:3]]
+    found, right = kernel_output(work, arrays, device), expected(work, arrays)
+    assert np.abs(found - right).max() < 1e-6
+
+
+def test_bfloat16_where_no_instruction_serves_it_has_no_tiles() -> None:
+    work = attention(1, 16, 16, 16, products="bfloat16")
+    assert AttentionClock(work, device_db.lookup("cpu-sse2")).candidates() == []
 
 
 def test_registers_of_eight_lanes() -> None:
@@ -205,7 +245,9 @@ def test_the_workspace_does_not_hold_the_scores() -> None:
         assert tiles is not None
         params = function_of(work).params
         sizes: list[int] = []
-        body = on_cpu(emit.emit_attention(work, tiles, params, 3, emit.tirx.exp), device)
+        body = on_cpu(
+            emit.emit_attention(work, tiles, params, 3, AttentionFunctions(exp=emit.tirx.exp, dot=None)), device
+        )
         structural_walk(body, (emit.tirx.AllocBuffer, lambda item: sizes.append(int(np.prod(item.buffer.ty.shape)))))
         return sum(sizes)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
+from tvm_ext.devices.dot_instructions import DotInstruction
+from tvm_ext.ir.bfloat16 import BFLOAT16, word
 from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
@@ -31,11 +33,79 @@ from tvm_ext.ir.build_ir import (
     vector_loops,
 )
 from tvm_ext.ir.transpose_registers import transpose_registers
-from tvm_ext.records.attention import Attention, AttentionTiles, MatrixOperand
+from tvm_ext.records.attention import Attention, AttentionTiles, MatrixOperand, ScoreTerm
 from tvm_ext.support.arithmetic import ceil_div
 
 FLOAT = "float32"
-"""What everything is computed in, half precision too."""
+"""What everything is computed in, half precision too, but products of `Attention.products`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionFunctions:
+    """What a device's kernels compute by: ``exp`` writes e^x for x up to 0, ``dot`` is the instruction of products in
+    bfloat16, None of others.
+    """
+
+    exp: Callable[[Expr], Expr]
+    dot: DotInstruction | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FactorForm:
+    """How a product reads keys or values: elements of ``dtype`` that hold ``rows`` x ``columns`` of a matrix.
+
+    An instruction takes two neighbours of a key's features at once, and two keys' values of a feature; what is no
+    whole pair has a zero beside it.
+    """
+
+    dtype: str = FLOAT
+    rows: int = 1
+    columns: int = 1
+
+    def shape(self, rows: int, columns: int) -> tuple[int, int]:
+        """Of a copy of so many rows and columns, its columns whole pairs of elements."""
+        return ceil_div(rows, self.rows), ceil_div(columns, self.columns) * self.columns
+
+    def read(self, buffer: Buffer, place: Sequence[Expr]) -> Expr:
+        """A factor of one step: an element, or neighbours as a vector."""
+        *outer, last = place
+        return load(buffer, place if self.columns == 1 else [*outer, tirx.Ramp(last, index(1), self.columns)])
+
+    def line(
+        self,
+        matrix: Matrix,
+        rows: tuple[Expr, int],
+        number: Expr,
+        columns: int,
+        lanes: int,
+        target: Buffer,
+        place: Callable[[Expr], Sequence[Expr]],
+    ) -> Stmt:
+        """Line ``number`` of the copy of ``rows``, the first and how many, to ``place`` of ``target``."""
+        first, count = rows
+
+        def element(column: Expr) -> Expr:
+            if self.rows == 1:
+                return cast_to(matrix.element(first + number, column), self.dtype)
+            low, high = number * index(2), number * index(2) + index(1)
+            if count % 2 == 0:
+                return word(matrix.element(first + low, column), matrix.element(first + high, column))
+            last = matrix.element(first + tirx.min(high, index(count - 1)), column)
+            upper = tirx.Select(high < index(count), last, tirx.const(0.0, FLOAT))
+            return word(matrix.element(first + low, column), upper)
+
+        whole = vector_loops(columns, lanes, VECTORIZED, lambda column: store(target, element(column), place(column)))
+        padding = range(columns, self.shape(count, columns)[1])
+        zeros = [store(target, tirx.const(0.0, self.dtype), place(index(column))) for column in padding]
+        return sequence(whole, *zeros)
+
+
+FLOATS = FactorForm()
+FORMS = {
+    FLOAT: (FLOATS, FLOATS),
+    BFLOAT16: (FactorForm(dtype=BFLOAT16, columns=2), FactorForm(dtype="int32", rows=2)),
+}
+"""Of keys and of values, by `Attention.products`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -44,6 +114,8 @@ class Workspace:
 
     queries: Buffer  # [features, width]
     scores: Buffer  # [key block, width]
+    query_words: Buffer | None  # [pairs of features, width], of products in bfloat16
+    powers: Buffer | None  # [pairs of keys, width], of these: exponentials of the scores
     results: Buffer  # [value features, width]
     high: Buffer  # [width], as the next four: the largest score so far
     next_high: Buffer  # with the block of keys at hand
@@ -61,13 +133,21 @@ class Workspace:
     def of(cls, work: Attention, tiles: AttentionTiles) -> Workspace:
         width, block = tiles.query_block, min(tiles.key_block, work.keys)
 
-        def space(name: str, *extents: int) -> Buffer:
-            return new_buffer(extents, FLOAT, name, "local")
+        def space(name: str, *extents: int, dtype: str = FLOAT) -> Buffer:
+            return new_buffer(extents, dtype, name, "local")
 
         copies_values = tiles.copies in ("block", "values")
+        narrow = work.products != FLOAT
+        forms = FORMS[work.products]
+
+        def copy(name: str, which: int, columns: int) -> Buffer:
+            return space(name, *forms[which].shape(block, columns), dtype=forms[which].dtype)
+
         return cls(
             queries=space("queries", work.features, width),
             scores=space("scores", block, width),
+            query_words=space("query_words", ceil_div(work.features, 2), width, dtype="int32") if narrow else None,
+            powers=space("powers", ceil_div(block, 2), width, dtype="int32") if narrow else None,
             results=space("results", work.value_features, width),
             high=space("high", width),
             next_high=space("next_high", width),
@@ -81,15 +161,16 @@ class Workspace:
                 space(f"term{number}", block, width) if staged else None
                 for number, staged in enumerate(work.staged(tiles.lanes))
             ),
-            keys=space("keys", block, work.features) if tiles.copies == "block" else None,
-            values=space("values", block, work.value_features) if copies_values else None,
+            keys=copy("keys", 0, work.features) if tiles.copies == "block" else None,
+            values=copy("values", 1, work.value_features) if copies_values else None,
         )
 
     @property
     def buffers(self) -> list[Buffer]:
         own = [self.queries, self.scores, self.results, self.high, self.next_high, self.shift, self.total]
         own += [self.factor, self.sums, self.square, self.turned]
-        return [*own, *(item for item in (*self.terms, self.keys, self.values) if item is not None)]
+        some = (*self.terms, self.keys, self.values, self.query_words, self.powers)
+        return [*own, *(item for item in some if item is not None)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +183,10 @@ class QueryLanes:
     @property
     def total(self) -> int:
         return self.width * self.count
+
+    def registers(self) -> list[Expr]:
+        """The lanes of each register, as the last index of a buffer."""
+        return [tirx.Ramp(index(first), index(1), self.width) for first in range(0, self.total, self.width)]
 
     def each(self, body: Callable[[Expr], Stmt]) -> Stmt:
         """``body`` for every lane, register by register."""
@@ -241,15 +326,6 @@ Line = Callable[[Callable[[Expr, Expr], Stmt]], Stmt]
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
-def copy_row(
-    matrix: Matrix, row: Expr, columns: int, lanes: int, target: Buffer, place: Callable[[Expr], Sequence[Expr]]
-) -> Stmt:
-    """``columns`` elements of a row in whole registers, then smaller ones, to ``place`` of ``target``."""
-    return vector_loops(
-        columns, lanes, VECTORIZED, lambda column: store(target, matrix.element(row, column), place(column))
-    )
-
-
 def ask_for_rows(matrix: Matrix, rows: int, columns: int, line_bytes: int) -> Stmt:
     """Prefetches ``rows`` rows of ``columns`` elements that lie together, a line at a time."""
     elements = int(line_bytes / itemsize_bytes(dtype_of(matrix.buffer)))
@@ -262,27 +338,37 @@ def ask_for_rows(matrix: Matrix, rows: int, columns: int, line_bytes: int) -> St
 
 
 def gather_rows(
-    source: MatrixOperand, param: Buffer, rows: int, columns: int, kind: ForKind, lanes: int
+    source: MatrixOperand, param: Buffer, rows: int, columns: int, kind: ForKind, lanes: int, form: FactorForm
 ) -> tuple[MatrixOperand, Buffer, list[Stmt]]:
-    """All matrices of an operand whose rows lie apart, or in half precision, as float32 rows one behind the other: how
-    the copy is read, its buffer, and what fills it, a row at a time.
+    """All matrices of an operand whose rows lie apart, or in half precision, as rows of ``form`` one behind the other:
+    how the copy is read, its buffer, and what fills it, a row at a time.
 
     Each matrix is copied once: heads that several heads of queries share are not repeated.
     """
     batch: list[tuple[int, int]] = []
-    matrices = 1
+    matrices, (lines, width) = 1, form.shape(rows, columns)
     for extent, stride in reversed(source.batch):
-        batch.insert(0, (extent, matrices * rows * columns if stride else 0))
+        batch.insert(0, (extent, matrices * lines * width if stride else 0))
         matrices *= extent if stride else 1
-    size = matrices * rows * columns
-    buffer = new_buffer((size,), FLOAT, f"{param.name}_rows")
-    operand = MatrixOperand(dtype=FLOAT, size=size, offset=0, batch=tuple(batch), row_stride=columns, column_stride=1)
+    size = matrices * lines * width
+    buffer = new_buffer((size,), form.dtype, f"{param.name}_rows")
+    operand = MatrixOperand(
+        dtype=form.dtype, size=size, offset=0, batch=tuple(batch), row_stride=width, column_stride=1
+    )
     distinct = replace(source, batch=tuple((extent, stride) for extent, stride in source.batch if stride))
     place = MatrixPlace(operand=distinct, buffer=param)
 
     def row(number: Expr) -> Stmt:
-        which, line = split_index(number, (matrices, rows))
-        matrix, start = place.matrix(place.start(which)), number * index(columns)
-        return copy_row(matrix, line, columns, lanes, buffer, lambda column: [start + column])
+        which, line = split_index(number, (matrices, lines))
+        matrix, start = place.matrix(place.start(which)), number * index(width)
+        return form.line(matrix, (index(0), rows), line, columns, lanes, buffer, lambda column: [start + column])
 
-    return operand, buffer, [allocate(buffer), loop(matrices * rows, kind, "row", row)]
+    return operand, buffer, [allocate(buffer), loop(matrices * lines, kind, "row", row)]
+
+
+def term_number(term: ScoreTerm) -> Callable[[Expr], Expr]:
+    """An element of a term's operand as the number that is staged: what is added, or 1 where the score is replaced."""
+    if term.change == "add":
+        return (lambda value: value) if term.scale == 1.0 else (lambda value: value * tirx.const(term.scale, FLOAT))
+    yes, no = (term.yes, term.no) if term.change == "choose" else (float(term.replaced), float(not term.replaced))
+    return lambda value: tirx.Select(value, tirx.const(yes, FLOAT), tirx.const(no, FLOAT))

@@ -26,6 +26,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tvm_ext._tvm import Buffer, Expr, Stmt, Var, tirx
+from tvm_ext.devices.dot_instructions import DotInstruction
+from tvm_ext.ir.bfloat16 import word
 from tvm_ext.ir.build_ir import (
     INDEX_DTYPE,
     PARALLEL,
@@ -42,32 +44,48 @@ from tvm_ext.ir.build_ir import (
     split_index,
     store,
 )
+from tvm_ext.ir.dot_ir import dot as dot_of
 from tvm_ext.records.attention import Attention, AttentionTiles, ScoreTerm
 from tvm_ext.support.arithmetic import ceil_div
 
-from .blocks import FLOAT, Block, Matrix, MatrixPlace, QueryLanes, Workspace, ask_for_rows, copy_row, gather_rows
+from .blocks import (
+    FLOAT,
+    FORMS,
+    AttentionFunctions,
+    Block,
+    Matrix,
+    MatrixPlace,
+    QueryLanes,
+    Workspace,
+    ask_for_rows,
+    gather_rows,
+    term_number,
+)
 
 LOWEST = float("-inf")
 
 
 def emit_attention(
-    work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], units: int, exp: Callable[[Expr], Expr]
+    work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], units: int, functions: AttentionFunctions
 ) -> Stmt:
     """The kernel's statement; ``params`` are flat buffers in the order of `Attention.operands`.
 
-    ``units`` cores divide the tasks among them; ``exp`` writes e^x for x up to 0.
+    ``units`` cores divide the tasks among them.
     """
     if tiles.copies != "shared":
-        return _tasks(work, tiles, params, units, exp)
+        return _tasks(work, tiles, params, units, functions)
     kind, (query, key, value, *rest) = PARALLEL if units > 1 else SERIAL, params
-    keys, key_rows, copy_keys = gather_rows(work.key, key, work.keys, work.features, kind, tiles.lanes)
-    values, value_rows, copy_values = gather_rows(work.value, value, work.keys, work.value_features, kind, tiles.lanes)
-    tasks = _tasks(replace(work, key=keys, value=values), tiles, [query, key_rows, value_rows, *rest], units, exp)
+    forms = FORMS[work.products]
+    keys, key_rows, copy_keys = gather_rows(work.key, key, work.keys, work.features, kind, tiles.lanes, forms[0])
+    values, value_rows, copy_values = gather_rows(
+        work.value, value, work.keys, work.value_features, kind, tiles.lanes, forms[1]
+    )
+    tasks = _tasks(replace(work, key=keys, value=values), tiles, [query, key_rows, value_rows, *rest], units, functions)
     return sequence(*copy_keys, *copy_values, tasks)
 
 
 def _tasks(
-    work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], units: int, exp: Callable[[Expr], Expr]
+    work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], units: int, functions: AttentionFunctions
 ) -> Stmt:
     """All tasks: each core has as many that follow each other, one more or less, in one workspace."""
     blocks = ceil_div(work.queries, tiles.query_block)
@@ -109,7 +127,7 @@ def _tasks(
                 rows=rows,
                 matrices=matrices,
                 space=space,
-                exp=exp,
+                functions=functions,
             ).statement()
 
         whole = of(tiles.query_vectors, tiles.query_block)
@@ -139,7 +157,7 @@ class _Task:
     rows: int | Expr  # queries that there are; the others of the last register are computed and not written
     matrices: tuple[Matrix, ...]  # in the order of the function's parameters
     space: Workspace
-    exp: Callable[[Expr], Expr]
+    functions: AttentionFunctions
 
     def statement(self) -> Stmt:
         blocks = in_tiles(self.work.keys, self.tiles.key_block, "block", self._key_block)
@@ -158,9 +176,29 @@ class _Task:
         queries = self._block(self.matrices[0], 0, self.work.features)
         return [
             queries.read_transposed(space.queries, lambda value: value * scale),
+            *([] if space.query_words is None else self._pairs(self.work.features, space.queries, space.query_words)),
             loop(self.work.value_features, SERIAL, "d", clear),
             self.lanes.each(start),
         ]
+
+    def _pairs(
+        self, rows: int, source: Buffer, words: Buffer, before: Callable[[Expr], Stmt] | None = None
+    ) -> list[Stmt]:
+        """``words[k] = (source[2 k], source[2 k + 1])`` in bfloat16, for each lane; a last row alone with zeros.
+
+        ``before(row)`` makes a row of the source.
+        """
+
+        def pair(number: Expr, *rows: Expr) -> Stmt:
+            def lane_word(lane: Expr) -> Stmt:
+                low, high = ([load(source, [row, lane]) for row in rows] + [tirx.const(0.0, FLOAT)])[:2]
+                return store(words, word(low, high), [number, lane])
+
+            return sequence(*(map(before, rows) if before else ()), self.lanes.each(lane_word))
+
+        two = index(2)
+        whole = [loop(rows // 2, SERIAL, "pair", lambda k: pair(k, k * two, k * two + index(1)))] if rows > 1 else []
+        return [*whole, *([pair(index(rows // 2), index(rows - 1))] if rows % 2 else [])]
 
     def _set(self, buffer: Buffer, lane: Expr, value: Expr) -> Stmt:
         return store(buffer, value, [lane])
@@ -185,7 +223,7 @@ class _Task:
     def _key_block(self, first: Expr, count: int) -> Stmt:
         """``count`` keys from ``first`` on: their scores, the step of the softmax, their share of the results."""
         staged = [
-            self._block(matrix, first, count).read_transposed(stage, _term_number(term))
+            self._block(matrix, first, count).read_transposed(stage, term_number(term))
             for term, stage, matrix in self._terms()
             if stage is not None
         ]
@@ -194,15 +232,25 @@ class _Task:
     def _copied(
         self, which: int, first: Expr, count: int, columns: int
     ) -> tuple[list[Stmt], Callable[[Expr, Expr], Expr]]:
-        """What makes a copy of the block of keys (1) or values (2), and how an element of the block is read."""
+        """What makes a copy of the block of keys (1) or values (2), and how a factor is read of the block's, by the row
+        and column of its `FactorForm`.
+        """
         matrix, copy = self.matrices[which], (self.space.keys, self.space.values)[which - 1]
+        form = FORMS[self.work.products][which - 1]
+
+        def factor(row: Expr, column: Expr) -> Expr:
+            column = column * index(form.columns)
+            if copy is not None:
+                return form.read(copy, [row, column])
+            return form.read(matrix.buffer, matrix.place(tirx.floordiv(first, index(form.rows)) + row, column))
+
         if copy is None:
-            return [], lambda row, column: matrix.element(first + row, column)
+            return [], factor
 
         def line(row: Expr) -> Stmt:
-            return copy_row(matrix, first + row, columns, self.lanes.width, copy, lambda column: [row, column])
+            return form.line(matrix, (first, count), row, columns, self.lanes.width, copy, lambda column: [row, column])
 
-        return [loop(count, SERIAL, "row", line)], lambda row, column: load(copy, [row, column])
+        return [loop(form.shape(count, columns)[0], SERIAL, "row", line)], factor
 
     def _product(
         self,
@@ -217,8 +265,11 @@ class _Task:
     ) -> Stmt:
         """``finish(row, lane, start(row, lane) + sum over k of scalar(row, k) * vector(k, lane))`` for rows and lanes.
 
-        In tiles of ``tile`` rows, whose sums stay in registers; the last tile may be smaller.
+        In tiles of ``tile`` rows, whose sums stay in registers; the last tile may be smaller. In bfloat16 both factors
+        are of two products, and ``depth`` counts pairs.
         """
+        dot = self.functions.dot
+        depth = depth if dot is None else ceil_div(depth, dot.group)
 
         def rows_from(first: Expr, count: int) -> Stmt:
             def walk(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
@@ -226,8 +277,16 @@ class _Task:
 
             sums = RegisterArray(self.space.sums, walk)
 
+            def paired(instruction: DotInstruction, row: Expr, lane: Expr, k: Expr) -> Stmt:
+                held = load(self.space.sums, [row, lane])
+                value = dot_of(instruction, held, scalar(first + row, k), vector(k, lane))
+                return store(self.space.sums, value, [row, lane])
+
             def step(k: Expr) -> Stmt:
-                return sums.accumulate(lambda row, lane: scalar(first + row, k) * vector(k, lane))
+                if dot is None:
+                    return sums.accumulate(lambda row, lane: scalar(first + row, k) * vector(k, lane))
+                lanes = self.lanes.registers()
+                return loop(count, UNROLLED, "r", lambda r: sequence(*(paired(dot, r, lane, k) for lane in lanes)))
 
             return sequence(
                 sums.fill(lambda row, lane: start(first + row, lane)),
@@ -241,6 +300,7 @@ class _Task:
         """S = terms(K Qt), and the maximum of each query with these keys."""
         space = self.space
         copy, element = self._copied(1, first, count, self.work.features)
+        queries = space.queries if space.query_words is None else space.query_words
 
         def finish(key: Expr, lane: Expr, value: Expr) -> Stmt:
             kept, highest = load(space.scores, [key, lane]), load(space.next_high, [lane])
@@ -254,7 +314,7 @@ class _Task:
             self.tiles.key_rows,
             self.work.features,
             scalar=element,
-            vector=lambda feature, lane: load(space.queries, [feature, lane]),
+            vector=lambda feature, lane: load(queries, [feature, lane]),
             start=lambda _key, _lane: tirx.const(0.0, FLOAT),
             finish=finish,
         )
@@ -268,7 +328,7 @@ class _Task:
                 number = load(stage, [key, lane])
             else:
                 query = self.first_query + lane if term.operand.row_stride else index(0)
-                number = _term_number(term)(matrix.element(query, first + key))
+                number = term_number(term)(matrix.element(query, first + key))
             if term.change == "replace":
                 score = tirx.Select(number > tirx.const(0.5, FLOAT), tirx.const(term.no, FLOAT), score)
             else:
@@ -283,7 +343,7 @@ class _Task:
             new, shift = load(space.next_high, [lane]), load(space.shift, [lane])
             return sequence(
                 self._set(space.shift, lane, tirx.Select(new > tirx.const(LOWEST, FLOAT), new, tirx.const(0.0, FLOAT))),
-                self._set(space.factor, lane, self.exp(load(space.high, [lane]) - shift)),
+                self._set(space.factor, lane, self.functions.exp(load(space.high, [lane]) - shift)),
                 self._set(space.high, lane, new),
             )
 
@@ -293,23 +353,29 @@ class _Task:
         def power(key: Expr, lane: Expr) -> Stmt:
             score = load(space.scores, [key, lane])
             return sequence(
-                store(space.scores, self.exp(score - load(space.shift, [lane])), [key, lane]),
+                store(space.scores, self.functions.exp(score - load(space.shift, [lane])), [key, lane]),
                 self._set(space.total, lane, load(space.total, [lane]) + score),
             )
 
-        powers = loop(count, SERIAL, "key", lambda key: self.lanes.each(lambda lane: power(key, lane)))
-        return [self.lanes.each(step), self.lanes.each(scale), powers]
+        def of_key(key: Expr) -> Stmt:
+            return self.lanes.each(lambda lane: power(key, lane))
+
+        powers = [loop(count, SERIAL, "key", of_key)]
+        if space.powers is not None:
+            powers = self._pairs(count, space.scores, space.powers, of_key)
+        return [self.lanes.each(step), self.lanes.each(scale), *powers]
 
     def _results(self, first: Expr, count: int) -> list[Stmt]:
         """Ot = Ot * factor + V^T S."""
         space = self.space
         copy, element = self._copied(2, first, count, self.work.value_features)
+        powers = space.scores if space.powers is None else space.powers
         product = self._product(
             self.work.value_features,
             self.tiles.feature_rows,
             count,
             scalar=lambda feature, key: element(key, feature),
-            vector=lambda key, lane: load(space.scores, [key, lane]),
+            vector=lambda key, lane: load(powers, [key, lane]),
             start=lambda feature, lane: load(space.results, [feature, lane]) * load(space.factor, [lane]),
             finish=lambda feature, lane, value: store(space.results, value, [feature, lane]),
         )
@@ -332,11 +398,3 @@ class _Task:
         results = self._block(self.matrices[-1], 0, self.work.value_features)
         factor = space.factor
         return [*statements, results.write_transposed(space.results, lambda value, lane: value * load(factor, [lane]))]
-
-
-def _term_number(term: ScoreTerm) -> Callable[[Expr], Expr]:
-    """An element of a term's operand as the number that is staged: what is added, or 1 where the score is replaced."""
-    if term.change == "add":
-        return (lambda value: value) if term.scale == 1.0 else (lambda value: value * tirx.const(term.scale, FLOAT))
-    yes, no = (term.yes, term.no) if term.change == "choose" else (float(term.replaced), float(not term.replaced))
-    return lambda value: tirx.Select(value, tirx.const(yes, FLOAT), tirx.const(no, FLOAT))
