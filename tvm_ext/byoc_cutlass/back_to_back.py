@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from tvm_ext.cost.gpu_chain import ChainProduct, ChainTile, ProductChain, ProductTile, Residence
@@ -110,9 +111,8 @@ def product_chain(
     )  # fmt: skip
 
 
-def pair_chain(first: CutlassProblem, then: CutlassProblem, *epilogues: Epilogue) -> ProductChain:
-    """`product_chain` of two products with their epilogues."""
-    parts = (first, then)
+def joined_chain(parts: Sequence[CutlassProblem], epilogues: Sequence[Epilogue]) -> ProductChain:
+    """`product_chain` of products with their epilogues."""
     read = [epilogue.read_bytes(part.rows, part.columns) for part, epilogue in zip(parts, epilogues, strict=True)]
     return product_chain(parts, read, ELEMENTS[epilogues[-1].out_dtype].bits / 8)
 
@@ -127,19 +127,18 @@ def check_pair(first: CutlassProblem, then: CutlassProblem) -> None:
         raise IllegalRewrite(f"the second convolution, of {size}, is not 1 x 1, unpadded, of stride 1", "")
 
 
-def least_chain_us(region: CutlassRegion, device: DeviceSpec) -> float | None:
-    """The least that one kernel of our own takes for a pair's two products, by the model of all its tiles.
+def least_chain_us(regions: Sequence[CutlassRegion], device: DeviceSpec) -> float | None:
+    """The least that one kernel of our own takes for products that follow each other, by the model of all its tiles.
 
     None where the products are no chain.
     """
-    assert region.then is not None
-    first, then = region.problem, region.then.problem
-    try:
-        check_pair(first, then)
-    except IllegalRewrite:
-        return None
-    if (first.rows, first.columns) != (then.rows, then.depth):
-        return None
-    chain = pair_chain(first, then, Epilogue.of(region), Epilogue.of(region.then))
-    tiles = construct_chain(chain, device, "matrix units")
+    problems, epilogues = [region.problem for region in regions], [Epilogue.of(region) for region in regions]
+    for first, then in pairwise(problems):
+        try:
+            check_pair(first, then)
+        except IllegalRewrite:
+            return None
+        if (first.rows, first.columns) != (then.rows, then.depth):
+            return None
+    tiles = construct_chain(joined_chain(problems, epilogues), device, "matrix units")
     return tiles.ranked[0][1].time_s * 1e6 if tiles.ranked else None

@@ -17,7 +17,7 @@ from tvm_ext.devices.occupancy import blocks_per_unit, registers_left
 from tvm_ext.records.partition import CutlassProblem
 
 from . import emit_back_to_back
-from .back_to_back import PairConfig, check_pair, pair_chain
+from .back_to_back import PairConfig, check_pair, joined_chain
 from .convolutions import MASK_POSITIONS
 from .elements import Shape3
 from .epilogue import Epilogue
@@ -62,7 +62,7 @@ class PairFamily(TemplateFamily[PairConfig]):
     @cached_property
     def chain(self) -> ProductChain:
         """As the model of chains takes a problem that some template serves."""
-        return pair_chain(self.problem, self.then, self.first, self.second)
+        return joined_chain((self.problem, self.then), (self.first, self.second))
 
     def candidates(self) -> Iterator[PairConfig]:
         if self.why_unserved is not None:

@@ -208,8 +208,8 @@ class CutlassRegion:
 
     @property
     def parts(self) -> tuple[CutlassRegion, ...]:
-        """Its products: one, or two in one kernel."""
-        return (self,) if self.then is None else (self, self.then)
+        """Its products, those in one kernel in order."""
+        return (self,) if self.then is None else (self, *self.then.parts)
 
     @property
     def kind(self) -> CutlassRegion:

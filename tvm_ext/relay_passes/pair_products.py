@@ -1,14 +1,15 @@
-"""Two products that follow each other, both cut out for CUTLASS, become one kernel where a template has both and pays.
+"""Products that follow each other, all cut out for CUTLASS, become fewer kernels where the models say that it pays.
 
-A pair's links are those of `chain_links`: what lies between is read by the second product alone. Three ways to compute
-it compete by their models: one template for both (Bolt §3.1, `byoc_cutlass/back_to_back.py`), one for each, and one
-kernel of our own, for which the operators of both go back into the graph.
+A run's links are those of `chain_links`: what lies between two products is read by the second alone. A run is divided
+into parts of three kinds, by the least predicted time in all: one template for a product, one for a pair (Bolt §3.1,
+`byoc_cutlass/back_to_back.py`), and one kernel of our own for two products or more, whose operators go back into the
+graph.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -41,6 +42,7 @@ from tvm_ext.records.partition import (
 )
 from tvm_ext.records.persistent import PersistentRegion
 from tvm_ext.records.serialise import from_json, to_json
+from tvm_ext.support.limits import limits
 
 from .chain_links import readers_of
 from .composites import (
@@ -59,42 +61,57 @@ from .composites import (
 from .persistent_record import with_regions
 from .rewriting import with_calls
 
-PairWay = Literal["template", "own", "apart"]
+Way = Literal["template", "own", "apart"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ProductPair:
-    """Two bindings whose calls follow each other and their regions, and both as one function of ``operands``."""
+class JoinedProducts:
+    """Bindings whose calls follow each other and their regions, and all as one function of ``operands``."""
 
-    first: VarBinding
-    second: VarBinding
-    parts: tuple[CutlassRegion, CutlassRegion]
+    bindings: tuple[VarBinding, ...]
+    parts: tuple[CutlassRegion, ...]
     operands: tuple[Expr, ...]
     inner: RelaxFunction
     region: CutlassRegion
 
     @property
-    def functions(self) -> tuple[str, str]:
-        return self.first.value.op.name_hint, self.second.value.op.name_hint
+    def functions(self) -> tuple[str, ...]:
+        return tuple(binding.value.op.name_hint for binding in self.bindings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PairDecision:
-    """How a pair is computed, and why; times in microseconds, None where there is no such kernel."""
+class Decision:
+    """How products are computed, and why; times in microseconds, None where there is no such kernel."""
 
-    way: PairWay
+    way: Way
     reason: str
     fused_us: float | None
     separate_us: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Products in the kernels that they become: (first, behind the last, by a kernel of our own), and what that costs.
+
+    Plans compare by ``cost``: microseconds, before which comes the number of kernels where all are to be joined.
+    """
+
+    cost: tuple[float, float] = (0.0, 0.0)
+    kernels: tuple[tuple[int, int, bool], ...] = ()
+
+    def then(self, first: int, end: int, time_us: float, *, own: bool, always: bool) -> Plan:
+        cost = (self.cost[0] + always, self.cost[1] + time_us)
+        return Plan(cost=cost, kernels=(*self.kernels, (first, end, own)))
+
+
 @module_pass(opt_level=0, name="tvm_ext.PairProducts")
 class PairProducts:
-    """Join pairs of the regions that `PartitionCutlass` has cut out, or give them back, as the models say.
+    """Join neighbours of the regions that `PartitionCutlass` has cut out, or give them back, as the models say.
 
-    ``mode`` True joins wherever a template has both products, ``"auto"`` where that is predicted to take less than
-    `MIN_GAIN` of both apart. A kernel of our own is preferred where it takes less than `MIN_GAIN` of the template. What
-    was decided is in the module's record of persistent kernels.
+    ``mode`` True joins wherever a template has a pair or one kernel of ours has them all, ``"auto"`` where that is
+    predicted to take less than `MIN_GAIN` of the products apart. A kernel of our own is preferred where it takes less
+    than `MIN_GAIN` of what templates take for its products. What was decided is in the module's record of persistent
+    kernels.
     """
 
     def __init__(
@@ -105,84 +122,176 @@ class PairProducts:
         mode: Literal[True, "auto"] = "auto",
     ) -> None:
         self.device, self.backend, self.own_time, self.always = device, backend, own_time, mode is True
-        self.known: dict[CutlassRegion, PairDecision] = {}
+        self.templates: dict[CutlassRegion, float | str] = {}
+        self.own: dict[CutlassRegion, float | None] = {}
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         builder = BlockBuilder(copy_module(mod))
-        decided: list[tuple[ProductPair, PairDecision, str]] = []
+        decided: list[tuple[JoinedProducts, Decision, str]] = []
+        functions = {gv: inner for gv, inner in mod.functions_items() if is_composite(inner)}
         for gv, func in mod.functions_items():
             if not is_graph(func):
                 continue
             calls: dict[Var, Call] = {}
-            taken: set[Var] = set()
             gone = set()
-            for pair in _pairs(mod, func):
-                if {pair.first.var, pair.second.var} & taken:
-                    continue
-                decision = self._decide(pair)
-                taken |= {pair.first.var, pair.second.var} if decision.way != "apart" else set()
-                if decision.way == "template":
-                    call = call_of_composite(pair.inner, pair.operands, pair.region.pattern, builder)
-                    calls[pair.second.var] = call
-                    gone.add(pair.first.var)
-                joined = calls.get(pair.second.var)
-                decided.append((pair, decision, "" if joined is None else joined.op.name_hint))
+            for bindings in _runs(func, functions):
+                for joined, decision in _ProductRun(self, bindings, functions).decided():
+                    name = ""
+                    if decision.way == "template":
+                        call = call_of_composite(joined.inner, joined.operands, joined.region.pattern, builder)
+                        calls[joined.bindings[-1].var], name = call, call.op.name_hint
+                        gone.add(joined.bindings[0].var)
+                    decided.append((joined, decision, name))
             if calls:
                 builder.update_func(gv, builder.normalize(with_calls(func, calls, gone)))
         return _record(builder.get(), decided) if decided else mod
 
-    def _decide(self, pair: ProductPair) -> PairDecision:
-        """Layers repeat, so that each kind of pair is looked at once."""
-        if pair.region.kind not in self.known:
-            self.known[pair.region.kind] = self._judge(pair)
-        return self.known[pair.region.kind]
+    def template_us(self, region: CutlassRegion) -> float | str:
+        """Microseconds of the best template, or why there is none. Layers repeat: each kind is looked at once."""
+        if region.kind not in self.templates:
+            try:
+                self.templates[region.kind] = self.backend.predict(region)
+            except IllegalRewrite as refusal:
+                self.templates[region.kind] = refusal.problem
+        return self.templates[region.kind]
 
-    def _judge(self, pair: ProductPair) -> PairDecision:
-        try:
-            apart_us = sum(map(self.backend.predict, pair.parts))
-        except IllegalRewrite as refusal:
-            return PairDecision(way="apart", reason=refusal.problem, fused_us=None, separate_us=math.inf)
-        template_us, why_not = self._template(pair)
-        worth = math.inf if self.always else MIN_GAIN * apart_us
-        own_us = self._own(pair, worth if template_us is None else min(worth, MIN_GAIN * template_us))
-        times = f"the model: templates apart take {apart_us:.1f} us"
-        times += "" if template_us is None else f", one template {template_us:.1f} us"
-        times += "" if own_us is None else f", one kernel of our own {own_us:.1f} us"
-        if own_us is not None:
-            return PairDecision(way="own", reason=times, fused_us=own_us, separate_us=apart_us)
-        if template_us is not None and template_us < worth:
-            return PairDecision(way="template", reason=times, fused_us=template_us, separate_us=apart_us)
-        reason = f"no template has both: {why_not}; {times}" if why_not else f"no gain is predicted; {times}"
-        return PairDecision(way="apart", reason=reason, fused_us=template_us, separate_us=apart_us)
+    def own_us(self, joined: JoinedProducts) -> float | None:
+        """Microseconds of one kernel of our own; kernels are constructed to be asked, in a second."""
+        if joined.region.kind not in self.own:
+            known = {position for position, operand in enumerate(joined.operands) if isinstance(operand, Constant)}
+            self.own[joined.region.kind] = self.own_time(as_module(with_prepared(joined.inner, known)))
+        return self.own[joined.region.kind]
 
-    def _own(self, pair: ProductPair, worth_us: float) -> float | None:
-        """Microseconds of one kernel of our own, where that is less than ``worth_us``.
 
-        Kernels are constructed to be asked, in a second, where the model of all chains' tiles says that it may be.
+class _ProductRun:
+    """Products that follow each other, and the kernels that they may have, by (first, behind the last)."""
+
+    def __init__(
+        self, maker: PairProducts, bindings: Sequence[VarBinding], functions: dict[GlobalVar, RelaxFunction]
+    ) -> None:
+        self.maker, self.bindings, self.functions = maker, bindings, functions
+        self.parts = [region_of(functions[binding.value.op]) for binding in bindings]
+        self.single = [maker.template_us(part) for part in self.parts]
+        places = range(len(bindings))
+        self.joined = {(i, i + 2): _join(bindings[i : i + 2], functions) for i in places[:-1]}
+        self.pair = {
+            place: maker.template_us(joined.region)
+            for place, joined in self.joined.items()
+            if all(isinstance(time, float) for time in self.single[slice(*place)])
+        }
+        self.own: dict[tuple[int, int], float] = {}  # at least, until it is asked
+        self.asked: set[tuple[int, int]] = set()
+
+    def decided(self) -> Iterator[tuple[JoinedProducts, Decision]]:
+        """Of every kernel of several products how it is made, and of every product alone why the next is not in it."""
+        for first, end, own in self._best():
+            place = first, max(end, first + 2)
+            if place[1] > len(self.bindings):
+                continue
+            joined = self._joined(place)
+            apart_us, times = self._times(place)
+            template = self.pair.get(place)
+            fused_us = template if isinstance(template, float) else None
+            if own:
+                decision = Decision(way="own", reason=times, fused_us=self.own[place], separate_us=apart_us)
+            elif end - first == 2:
+                decision = Decision(way="template", reason=times, fused_us=fused_us, separate_us=apart_us)
+            else:
+                reason = self._why_apart(place, times)
+                decision = Decision(way="apart", reason=reason, fused_us=fused_us, separate_us=apart_us)
+            yield joined, decision
+
+    def _best(self) -> tuple[tuple[int, int, bool], ...]:
+        """The kernels of the best plan, of which none of ours is left that was not constructed."""
+        for first in range(len(self.bindings)):
+            for end in range(first + 2, min(first + limits().chained_products, len(self.bindings)) + 1):
+                least_us = least_chain_us(self.parts[first:end], self.maker.device)
+                if least_us is None or any(isinstance(time, str) for time in self.single[first:end]):
+                    break
+                if least_us < self._worth(first, end):
+                    self.own[first, end] = least_us
+        while True:
+            kernels = self._plan(0, len(self.bindings), own=True).kernels
+            open_places = [(first, end) for first, end, own in kernels if own and (first, end) not in self.asked]
+            if not open_places:
+                return kernels
+            for place in open_places:
+                self.asked.add(place)
+                own_us = self.maker.own_us(self._joined(place))
+                if own_us is not None and own_us < self._worth(*place):
+                    self.own[place] = own_us
+                else:
+                    del self.own[place]
+
+    def _plan(self, first: int, end: int, *, own: bool) -> Plan:
+        """The fewest kernels where all are to be joined, else the least time, of the products from ``first`` on.
+
+        Worked example, templates of 10 us, of 19 for the first pair, 12 for the second: 10 + 12, not 19 + 10.
         """
-        least_us = least_chain_us(pair.region, self.device)
-        if least_us is None or least_us >= worth_us:
-            return None
-        known = {position for position, operand in enumerate(pair.operands) if isinstance(operand, Constant)}
-        own_us = self.own_time(as_module(with_prepared(pair.inner, known)))
-        return own_us if own_us is not None and own_us < worth_us else None
+        always, plans = self.maker.always, [Plan()]
+        for stop in range(first + 1, end + 1):
+            alone = self.single[stop - 1]
+            alone_us = alone if isinstance(alone, float) else 0.0  # of no template, which every plan leaves apart
+            found = [plans[-1].then(stop - 1, stop, alone_us, own=False, always=always)]
+            if stop - 2 >= first and self._pays(stop - 2):
+                pair_us = self.pair[stop - 2, stop]
+                assert isinstance(pair_us, float)
+                found.append(plans[-2].then(stop - 2, stop, pair_us, own=False, always=always))
+            for start in range(first, stop - 1) if own else ():
+                if (start, stop) in self.own:
+                    time_us = self.own[start, stop]
+                    found.append(plans[start - first].then(start, stop, time_us, own=True, always=always))
+            plans.append(min(found, key=lambda plan: plan.cost))
+        return plans[-1]
 
-    def _template(self, pair: ProductPair) -> tuple[float | None, str]:
-        """Microseconds of the best template for both, or why there is none."""
-        try:
-            return self.backend.predict(pair.region), ""
-        except IllegalRewrite as refusal:
-            return None, refusal.problem
+    def _pays(self, first: int) -> bool:
+        """Whether one template for the product and the next is worth it."""
+        pair_us, apart = self.pair.get((first, first + 2)), self.single[first : first + 2]
+        if not isinstance(pair_us, float):
+            return False
+        return self.maker.always or pair_us < MIN_GAIN * sum(time for time in apart if isinstance(time, float))
+
+    def _worth(self, first: int, end: int) -> float:
+        """What one kernel of ours must stay below, against the best that templates make of the same products."""
+        plan = self._plan(first, end, own=False)
+        return math.inf if self.maker.always and len(plan.kernels) > 1 else MIN_GAIN * plan.cost[1]
+
+    def _joined(self, place: tuple[int, int]) -> JoinedProducts:
+        if place not in self.joined:
+            self.joined[place] = _join(self.bindings[slice(*place)], self.functions)
+        return self.joined[place]
+
+    def _times(self, place: tuple[int, int]) -> tuple[float, str]:
+        """Microseconds of templates apart, and all times that are known, in words."""
+        apart = [time if isinstance(time, float) else math.inf for time in self.single[slice(*place)]]
+        times = [f"templates apart take {sum(apart):.1f} us"]
+        pair_us = self.pair.get(place)
+        if isinstance(pair_us, float):
+            times.append(f"one template {pair_us:.1f} us")
+        elif len(apart) > 2 and (pairs := self._plan(*place, own=False)).cost[1] < sum(apart):
+            times.append(f"{len(pairs.kernels)} templates, pairs among them, {pairs.cost[1]:.1f} us")
+        if place in self.own and place in self.asked:
+            times.append(f"one kernel of our own {self.own[place]:.1f} us")
+        return sum(apart), f"the model: {', '.join(times)}"
+
+    def _why_apart(self, place: tuple[int, int], times: str) -> str:
+        lacking = next((time for time in self.single[slice(*place)] if isinstance(time, str)), None)
+        if lacking is not None:
+            return lacking
+        pair_us = self.pair[place]
+        if isinstance(pair_us, str):
+            return f"no template has both: {pair_us}; {times}"
+        return f"{'its neighbours save more' if self._pays(place[0]) else 'no gain is predicted'}; {times}"
 
 
 # --- the records -----------------------------------------------------------------------------------------------------
-def _record(mod: IRModule, decided: Sequence[tuple[ProductPair, PairDecision, str]]) -> IRModule:
+def _record(mod: IRModule, decided: Sequence[tuple[JoinedProducts, Decision, str]]) -> IRModule:
     """``mod`` with what was decided in its records, and those products as operators again that we compute ourselves."""
     ours = [(pair, decision) for pair, decision, _ in decided if decision.way == "own"]
     mod = inlined(mod, frozenset(name for pair, _ in ours for name in pair.functions))
     mod = _without(mod, {name for pair, _, kernel in decided if kernel for name in pair.functions})
     partition = from_json(CutlassPartition, str(mod.attrs[PARTITION]))
-    joined = {pair.parts[1].value: pair.region for pair, _, name in decided if name}
+    joined = {pair.parts[-1].value: pair.region for pair, _, name in decided if name}
     gone = {pair.parts[0].value for pair, _, name in decided if name}
     gone |= {part.value for pair, _ in ours for part in pair.parts}
     taken = [joined.get(entry.value, entry) for entry in partition.taken if entry.value not in gone]
@@ -199,7 +308,7 @@ def _without(mod: IRModule, names: set[str]) -> IRModule:
     return IRModule(kept, attrs=mod.attrs)
 
 
-def _region(pair: ProductPair, decision: PairDecision, kernel: str) -> PersistentRegion:
+def _region(pair: JoinedProducts, decision: Decision, kernel: str) -> PersistentRegion:
     return PersistentRegion(
         kind="chain",
         operators=pair.functions,
@@ -211,54 +320,58 @@ def _region(pair: ProductPair, decision: PairDecision, kernel: str) -> Persisten
     )
 
 
-# --- pairs -----------------------------------------------------------------------------------------------------------
-def _pairs(mod: IRModule, func: RelaxFunction) -> list[ProductPair]:
-    """Every product with the one that alone reads it, in program order: a product may be in two of them."""
-    functions = {gv: inner for gv, inner in mod.functions_items() if is_composite(inner)}
-    read, pairs = readers_of(func), []
+# --- runs ------------------------------------------------------------------------------------------------------------
+def _runs(func: RelaxFunction, functions: dict[GlobalVar, RelaxFunction]) -> list[list[VarBinding]]:
+    """Products each of which alone reads what the one before it makes, two or more, as long as they go on."""
+    read, runs = readers_of(func), []
     for block in func.body.blocks:
-        products: dict[Var, VarBinding] = {}
+        last: dict[Var, list[VarBinding]] = {}  # the run that ends with a product
         for binding in block.bindings:
             if not isinstance(binding.value, Call) or binding.value.op not in functions:
                 continue
-            first = _before(binding, products, functions)
-            if first is not None and read[first.var] == 1:
-                pairs.append(_pair(first, binding, functions))
-            products[binding.var] = binding
-    return pairs
+            before = _before(binding, functions)
+            run = last.pop(before) if before in last and read[before] == 1 else []
+            last[binding.var] = [*run, binding]
+        runs += [run for run in last.values() if len(run) > 1]
+    return runs
 
 
-def _before(
-    second: VarBinding, products: dict[Var, VarBinding], functions: dict[GlobalVar, RelaxFunction]
-) -> VarBinding | None:
-    """The product whose result ``second`` reads as its first factor, and as nothing else."""
+def _before(second: VarBinding, functions: dict[GlobalVar, RelaxFunction]) -> Expr | None:
+    """What ``second`` reads as its first factor, and as nothing else."""
     region = region_of(functions[second.value.op])
     position = region.factors[0]
     others = {region.factors[1], *(parameter_of(operand.name) for operand in region.operands)}
-    return None if position in others else products.get(second.value.args[position])
+    return None if position in others else second.value.args[position]
 
 
-def _pair(first: VarBinding, second: VarBinding, functions: dict[GlobalVar, RelaxFunction]) -> ProductPair:
-    """Both as one function of what either reads, but for what lies between."""
-    parts = (region_of(functions[first.value.op]), region_of(functions[second.value.op]))
+def _join(bindings: Sequence[VarBinding], functions: dict[GlobalVar, RelaxFunction]) -> JoinedProducts:
+    """All as one function of what any reads, but for what lies between."""
+    parts = tuple(region_of(functions[binding.value.op]) for binding in bindings)
+    between = {binding.var for binding in bindings[:-1]}
     operands = tuple(
-        dict.fromkeys(operand for operand in (*first.value.args, *second.value.args) if operand != first.var)
+        dict.fromkeys(operand for binding in bindings for operand in binding.value.args if operand not in between)
     )
-    positions = [[operands.index(operand) for operand in first.value.args], []]
-    positions[1] = [LINK if operand == first.var else operands.index(operand) for operand in second.value.args]
-    head, tail = (part.renumbered(own) for part, own in zip(parts, positions, strict=True))
-    region = replace(head, value=tail.value, pattern=f"{head.pattern}_then_{tail.pattern}", ended=tail.ended, then=tail)
+    places = {operand: place for place, operand in enumerate(operands)}
+    own = [
+        part.renumbered([places.get(operand, LINK) for operand in binding.value.args])
+        for part, binding in zip(parts, bindings, strict=True)
+    ]
+    region = own[-1]
+    for part in reversed(own[:-1]):
+        pattern = f"{part.pattern}_then_{region.pattern}"
+        region = replace(part, value=region.value, pattern=pattern, ended=region.ended, then=region)
 
     def steps(new: dict[Expr, Expr]) -> list[VarBinding]:
-        bindings: list[VarBinding] = []
-        between, result = DataflowVar(first.var.name, first.var.ty), Var("pair", second.var.ty)
-        for product, variable in ((first, between), (second, result)):
-            arguments = [new[argument] for argument in product.value.args]
-            bindings += steps_of(composite_of(functions[product.value.op]), arguments, variable)
-            new[product.var] = variable
-        return bindings
+        made: list[VarBinding] = []
+        for binding in bindings:
+            last = binding is bindings[-1]
+            variable = Var("joined", binding.var.ty) if last else DataflowVar(binding.var.name, binding.var.ty)
+            arguments = [new[argument] for argument in binding.value.args]
+            made += steps_of(composite_of(functions[binding.value.op]), arguments, variable)
+            new[binding.var] = variable
+        return made
 
-    return ProductPair(
-        first=first, second=second, parts=parts, operands=operands, region=region,
+    return JoinedProducts(
+        bindings=tuple(bindings), parts=parts, operands=operands, region=region,
         inner=new_composite(region, operands, steps),
     )  # fmt: skip

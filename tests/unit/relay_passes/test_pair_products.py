@@ -237,12 +237,59 @@ def test_a_pair_that_is_none_leaves_its_second_product_to_the_next_one() -> None
     assert len(asked) <= 1  # the first two are no chain of ours either, which is known without a kernel
 
 
-def test_of_three_products_the_first_two_are_a_pair_and_kinds_are_asked_once() -> None:
-    x, *factors = halves((48, 32), *[(32, 32)] * 5)
+def layers(count: int) -> tvm.IRModule:
+    x, *factors = halves((48, 32), *[(32, 32)] * count)
     value = x
     for factor in factors:
         value = op.nn.relu(op.matmul(value, weights(factor)))
+    return module_of([x, *factors], value)
+
+
+def test_of_three_products_the_first_two_are_a_pair_and_kinds_are_asked_once() -> None:
     predictor = Predictor(1.0)
-    _, cut, record = paired(module_of([x, *factors], value), predictor)
+    _, cut, record = paired(layers(5), predictor)
     assert [item.then is not None for item in cut.taken] == [True, True, False]
     assert (predictor.asked, len(record.regions)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("count", "both_us", "own_us", "ours", "taken"),
+    [
+        (4, 10.0, {4: 9.0, 2: 9.0}, (4,), 0),  # one kernel of ours is faster than two templates for pairs
+        (4, 10.0, {4: 19.5, 3: 30.0, 2: 9.8}, (), 2),  # what gains less than 5 % against the pairs is left to them
+        (4, 10.0, {}, (), 2),  # and so is what becomes no kernel, which is known as soon as one is constructed
+        (3, 15.0, {2: 9.0}, (2,), 1),
+        (8, 18.0, {6: 12.0, 2: 17.5}, (6,), 1),  # six at most; the model's other two are a pair's template
+    ],
+)
+def test_longer_runs_are_cut_where_the_least_time_is_predicted(
+    count: int, both_us: float, own_us: dict[int, float], ours: tuple[int, ...], taken: int
+) -> None:
+    def own(mod: tvm.IRModule) -> float | None:
+        return own_us.get(sum(b.value.op.name == "relax.matmul" for b in mod["main"].body.blocks[0].bindings))
+
+    done, cut, _ = paired(layers(count), Predictor(both_us), own, mode="auto")
+    assert len(cut.taken) == len(functions_of(done)) == taken
+    assert len(cut.refused) == sum(ours)
+    assert all(f"one kernel of our own {own_us[ours[0]]:.1f} us" in item.reason for item in cut.refused)
+    if len(ours) == 1 and ours[0] == count == 4:
+        assert "2 templates, pairs among them, 20.0 us" in cut.refused[0].reason
+
+
+class FirstWithout(Predictor):
+    def predict(self, region: CutlassRegion) -> float:
+        if region.then is None and region.problem.depth == 24:
+            raise IllegalRewrite("no template", "")
+        return super().predict(region)
+
+
+def test_a_product_without_a_template_leaves_those_behind_it_to_be_joined() -> None:
+    x, a, b, c = halves((48, 24), (32, 24), (32, 32), (32, 32))
+    inner = op.matmul(op.nn.relu(op.matmul(x, weights(a))), weights(b))
+    mod = module_of([x, a, b, c], op.matmul(op.nn.relu(inner), weights(c)))
+    _, cut, record = paired(mod, FirstWithout(5.0), mode="auto")
+    assert [item.then is not None for item in cut.taken] == [False, True]
+    assert [(item.fused, item.reason[:11]) for item in record.regions] == [
+        (False, "no template"),
+        (True, "the model: "),
+    ]
