@@ -116,23 +116,25 @@ def build_repvgg(
     seed: int = 0,
     trained: bool = False,
     activation: Activation = "Relu",
-    deepened: bool = False,
+    deepened: bool | int = False,
     classes: int = CLASSES,
     blocks: Sequence[RepVggBlock] | None = None,
 ) -> onnx.ModelProto:
     """Input ``x`` float32 [batch, 3, size, size], output ``logits`` [batch, classes].
 
     ``trained``: with all branches, as it is trained; otherwise re-parameterised. ``deepened``: with a 1x1
-    convolution, its bias and activation behind each block but the last. ``blocks``: others than the network's own.
+    convolution, its bias and activation behind each block but the last, or behind so many of the first blocks.
+    ``blocks``: others than the network's own.
     """
     graph = GraphWriter(f"repvgg_{name}", opset=OPSET)
     value = graph.input("x", (batch, 3, size, size))
     blocks = list(blocks or blocks_of(name))
-    for block in blocks:
+    deep = len(blocks) - 1 if deepened is True else int(deepened)
+    for position, block in enumerate(blocks):
         branches = branches_of(block, seed)
         value = _sum(graph, value, block, branches) if trained else _one(graph, value, block, branches)
         value = graph.op(activation, value)
-        if deepened and block is not blocks[-1]:
+        if position < deep:
             value = graph.op(activation, _pointwise(graph, value, block, seed))
     value = graph.op("Flatten", graph.op("GlobalAveragePool", value))
     channels = blocks[-1].outer

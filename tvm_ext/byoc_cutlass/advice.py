@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import combinations
 from math import prod
 
 from tvm_ext._tvm import Var
@@ -27,7 +28,7 @@ from tvm_ext.cost.gpu_chain import ProductChain
 from tvm_ext.cost.gpu_chain_tiles import construct_chain
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError, TargetError
-from tvm_ext.records.advice import ActivationAdvice, AlignmentAdvice, DeepeningAdvice, ModelAdvice
+from tvm_ext.records.advice import ActivationAdvice, AlignmentAdvice, CombinedAdvice, DeepeningAdvice, ModelAdvice
 from tvm_ext.records.padding import PaddingRecord, ProductPadding
 from tvm_ext.records.partition import CutlassProblem
 
@@ -85,17 +86,29 @@ class Advisor:
             for region in listed.taken
         ]
         saved = [saved_us for saved_us in saved if saved_us > 0]
+        alignment, activations = alignment_advice(padding.products), self.activation_advice(regions)
+        products_us = sum(self.product_us(problem) for problem in on_units)
+        epilogues_us = sum(self._epilogue_us(region) for _, region in regions)
+        now_us = products_us + epilogues_us - sum(saved)
+        now_us += sum(entry.now_us for entry in activations if not entry.fused)
+        now_us += sum(entry.gain_us for entry in alignment if entry.handled != UNPADDED)
+        changes = {
+            "channels in multiples of 16 bytes": -sum(entry.gain_us for entry in alignment),
+            "Hardswish for all activations": self._smooth_us(activations, [region for _, region in regions]),
+            "a 1x1 convolution behind 3x3 ones where almost free": sum(e.fused_us - e.alone_us for e in deepening),
+        }
         return ModelAdvice(
             device=self.device.name,
             products=len(problems),
-            products_us=sum(self.product_us(problem) for problem in on_units),
-            epilogues_us=sum(self._epilogue_us(region) for _, region in regions),
+            products_us=products_us,
+            epilogues_us=epilogues_us,
             chains=len(saved),
             chains_saved_us=sum(saved),
-            alignment=alignment_advice(padding.products),
-            activations=self.activation_advice(regions),
+            alignment=alignment,
+            activations=activations,
             deepening=deepening,
             not_deepened=apart,
+            combinations=_combined(now_us, changes),
             refused=tuple(refusal for _, listed in functions for refusal in listed.refused),
         )
 
@@ -144,6 +157,17 @@ class Advisor:
             alternatives=self._instead(sum(sizes), ""),
             reason=reason,
         )
+
+    def _smooth_us(self, activations: Iterable[ActivationAdvice], regions: Iterable[Region]) -> float:
+        """What Hardswish costs beyond the activations of ``activations`` and every ReLU in an epilogue; may save."""
+        relus = sum(
+            prod(static_shape(region.members[-1]) or ())
+            for region in regions
+            for step in region.record.epilogue
+            if step.function == "relu"
+        )
+        more_us = instructions_us(relus * (OPERATIONS["hardswish"] - OPERATIONS.get("relu", 1)), self.device)
+        return more_us + sum(dict(entry.alternatives)["hardswish"] - entry.now_us for entry in activations)
 
     def deepening_advice(self, regions: Iterable[Region]) -> tuple[tuple[DeepeningAdvice, ...], tuple[str, ...]]:
         """3x3 convolutions behind which a 1x1 convolution of as many filters is almost free; why others are none."""
@@ -255,6 +279,10 @@ def aligned_product(problem: CutlassProblem) -> AlignedProduct:
 # ---- channels --------------------------------------------------------------------------------------------------------
 
 
+UNPADDED = "stays as it is"
+"""What a build does about a product that it does not pad."""
+
+
 def alignment_advice(products: Iterable[ProductPadding]) -> tuple[AlignmentAdvice, ...]:
     """One entry for all products alike, those with most to gain first."""
     alike: dict[tuple[str, str, str], list[ProductPadding]] = {}
@@ -281,7 +309,7 @@ def _alignment(calls: Sequence[ProductPadding]) -> AlignmentAdvice:
 
 def _handling(product: ProductPadding) -> str:
     if not product.padded:
-        return "stays as it is"
+        return UNPADDED
     if product.source == "kernel":
         return "padded by a kernel"
     return "padded by the kernel before" if product.source == "folded" else "padded by the product before"
@@ -323,6 +351,20 @@ def _step_of_one_value(values: GraphValues, variable: Var, inside: Sequence[Var]
     name, operands = operator
     known = all(one in inside or values.constant_of(one) is not None or not is_tensor(one) for one in operands)
     return name if known and (is_spelling(name) or name in BENDING) else None
+
+
+# ---- together --------------------------------------------------------------------------------------------------------
+
+
+def _combined(now_us: float, changes: dict[str, float]) -> tuple[CombinedAdvice, ...]:
+    """``changes``, by the microseconds that each adds, alone and together; those that change nothing are none."""
+    made = {name: added_us for name, added_us in changes.items() if added_us}
+    chosen = [names for count in range(1, len(made) + 1) for names in combinations(made, count)]
+    entries = [
+        CombinedAdvice(changes=names, now_us=now_us, then_us=now_us + sum(made[name] for name in names))
+        for names in chosen
+    ]
+    return tuple(sorted(entries, key=lambda entry: entry.then_us))
 
 
 # ---- depth -----------------------------------------------------------------------------------------------------------

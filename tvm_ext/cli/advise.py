@@ -13,7 +13,7 @@ from rich.table import Table
 
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError
-from tvm_ext.records.advice import ActivationAdvice, AlignmentAdvice, DeepeningAdvice, ModelAdvice
+from tvm_ext.records.advice import ActivationAdvice, AlignmentAdvice, CombinedAdvice, DeepeningAdvice, ModelAdvice
 from tvm_ext.records.partition import CutlassRefusal
 
 from . import common
@@ -123,6 +123,12 @@ def render(advice: ModelAdvice) -> Iterator[RenderableType]:
         [_deepening_row(item) for item in advice.deepening],
         "none",
     )
+    yield from _section(
+        "Changes alone and together: products and activations of the changed model",
+        ("changes", "now us", "then us", "speed"),
+        [_combined_row(item) for item in advice.combinations],
+        "none is left to be made",
+    )
     yield from _reasons("3x3 convolutions for which it would not be free", advice.not_deepened)
     yield from _reasons("Products that no template serves", [_refusal(item) for item in advice.refused])
 
@@ -180,6 +186,10 @@ def _activation_row(advice: ActivationAdvice) -> tuple[str, ...]:
 def _deepening_row(advice: DeepeningAdvice) -> tuple[str, ...]:
     times = (f"{advice.alone_us:.2f}", f"{advice.fused_us:.2f}", f"{advice.added_share:.0%}", f"{advice.apart_us:.2f}")
     return advice.described, str(advice.calls), *times, advice.residence
+
+
+def _combined_row(advice: CombinedAdvice) -> tuple[str, ...]:
+    return " + ".join(advice.changes), f"{advice.now_us:.1f}", f"{advice.then_us:.1f}", f"{advice.speed:.2f}"
 
 
 def _refusal(refusal: CutlassRefusal) -> str:

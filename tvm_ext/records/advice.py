@@ -66,12 +66,30 @@ class DeepeningAdvice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CombinedAdvice:
+    """Changes made together, and the predicted time of the model's products and activations before and after.
+
+    Deeper models and smoother activations take time, and may be more accurate for it (Bolt's Table 6).
+    """
+
+    changes: tuple[str, ...]
+    now_us: float
+    then_us: float
+
+    @property
+    def speed(self) -> float:
+        """Of the changed model, as a share of the speed that it has."""
+        return self.now_us / self.then_us
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelAdvice:
     """All advice about one model on one device, the largest gains first.
 
     ``products_us`` is the predicted time of all products on matrix units, each a kernel of its own, ``epilogues_us`` of
     the arithmetic in their epilogues. ``chains`` are convolutions that take less time in one persistent kernel with the
     1x1 convolution behind them, by ``chains_saved_us`` together. ``not_deepened`` says why of the others.
+    ``combinations`` are all changes that the model leaves to be made, alone and together, the fastest result first.
     """
 
     device: str
@@ -84,4 +102,5 @@ class ModelAdvice:
     activations: tuple[ActivationAdvice, ...]
     deepening: tuple[DeepeningAdvice, ...]
     not_deepened: tuple[str, ...]
+    combinations: tuple[CombinedAdvice, ...]
     refused: tuple[CutlassRefusal, ...]

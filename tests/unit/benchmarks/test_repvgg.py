@@ -99,3 +99,7 @@ def test_variants() -> None:
     assert (sizes.count((3, 3)), sizes.count((1, 1))) == (22, 21)
     assert len(nodes(deep, "HardSwish")) == 43
     onnx.checker.check_model(deep)
+    first = build_repvgg(size=32, deepened=3)  # Bolt's last example of §4.3
+    assert [node.input[1] for node in nodes(first, "Conv")][:7:2] == [
+        f"stage{s}_w" for s in ("0_0", "1_0", "1_1", "2_0")
+    ]

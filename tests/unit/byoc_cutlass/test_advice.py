@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from benchmarks.networks.graph import GraphWriter, he_normal
+from benchmarks.networks.repvgg import blocks_of, build_repvgg
 from tests.unit.byoc_cutlass.graphs import decided, product
 from tvm_ext.byoc_cutlass.advice import Advisor, aligned_product
 from tvm_ext.cli.advise import advice_on
@@ -86,6 +87,34 @@ def test_depth(found: ModelAdvice) -> None:
         assert 0 < item.added_share <= 0.25
 
 
+def test_changes_together(found: ModelAdvice) -> None:
+    """Seven sets of three changes; each set adds up what its changes save and cost alone."""
+    alone = {item.changes[0]: item.then_us - item.now_us for item in found.combinations if len(item.changes) == 1}
+    aligned, hardswish, deepened = sorted(alone, key=lambda name: ("1x1" in name, "Hardswish" in name))
+    assert len(found.combinations) == 7
+    for item in found.combinations:
+        assert item.then_us == pytest.approx(item.now_us + sum(alone[name] for name in item.changes))
+    assert alone[aligned] == pytest.approx(-sum(item.gain_us for item in found.alignment))
+    assert alone[deepened] == pytest.approx(sum(item.fused_us - item.alone_us for item in found.deepening))
+    # two functions become cheaper, by more than what three ReLUs' elements cost beyond
+    assert alone[hardswish] < sum(dict(item.alternatives)["hardswish"] - item.now_us for item in found.activations) / 2
+    assert [item.speed for item in found.combinations] == sorted((i.speed for i in found.combinations), reverse=True)
+
+
+def test_the_changed_model_is_as_fast_as_was_predicted() -> None:
+    """Bolt's Table 6: the first blocks of RepVGG-A0, deepened and with Hardswish, against the advice on them."""
+    blocks = list(blocks_of("a0"))[:5]
+
+    def predicted(**options: Any) -> ModelAdvice:
+        return advice(build_repvgg(batch=32, size=112, classes=16, blocks=blocks, **options), "nvidia-t4")
+
+    plain, changed = predicted(), predicted(activation="HardSwish", deepened=True)
+    (both,) = [item for item in plain.combinations if len(item.changes) == 2 and "16 bytes" not in item.changes[0]]
+    now_us = changed.products_us + changed.epilogues_us - changed.chains_saved_us
+    padded_us = sum(item.gain_us for item in changed.alignment)
+    assert both.then_us == pytest.approx(now_us + padded_us, rel=0.15)
+
+
 def test_an_aligned_model_has_nothing_to_change() -> None:
     graph = GraphWriter("aligned")
     value = graph.input("x", (64, 256))
@@ -93,6 +122,7 @@ def test_an_aligned_model_has_nothing_to_change() -> None:
     graph.output(graph.op("Relu", graph.op("MatMul", value, weight)), (64, 512))
     found = advice(graph.model())
     assert (found.products, found.alignment, found.activations, found.deepening) == (1, (), (), ())
+    assert [item.changes for item in found.combinations] == [("Hardswish for all activations",)]
 
 
 @pytest.mark.parametrize("device", ["nvidia-t4", "nvidia-a100"])
