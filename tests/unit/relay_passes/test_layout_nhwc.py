@@ -137,3 +137,25 @@ def test_grouped_convolutions_and_what_is_between_them_follow_on_request() -> No
     stock = ChannelsLast(A100, always=True)(before)
     kept = [call for call in _calls(stock, CONVOLUTION) if int(call.attrs.groups) > 1]
     assert [str(call.attrs.kernel_layout) for call in kept] == ["OIHW"] * 2
+
+
+def test_transposes_of_axes_of_one_element_are_views() -> None:
+    """An image of one channel at the first kernel, a pool's result at the last: no launch is left of either."""
+    random = np.random.default_rng(0)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 1, 9, 7), "float16"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            weight = relax.const(random.standard_normal((8, 1, 3, 3)).astype("float16"))
+            value = builder.emit(relax.op.nn.relu(builder.emit(relax.op.nn.conv2d(x, weight, padding=1))))
+            pooled = builder.emit(relax.op.nn.adaptive_avg_pool2d(value, (1, 1)))
+            ends = [builder.emit_output(pooled), builder.emit_output(value)]
+        builder.emit_func_output(relax.Tuple(ends))
+    before = builder.get()
+    after = ChannelsLast(A100, always=True, grouped=True)(before)
+    (kept,) = _calls(after, TRANSPOSE)
+    assert tuple(map(int, kept.ty.shape)) == (2, 8, 9, 7)
+    data = tvm.runtime.tensor(random.standard_normal((2, 1, 9, 7)).astype("float16"))
+    results = [relax.VirtualMachine(tvm.compile(mod, UNOPTIMISED), tvm.cpu())["main"](data) for mod in (before, after)]
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=2e-2, atol=2e-3)

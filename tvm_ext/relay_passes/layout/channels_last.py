@@ -155,6 +155,23 @@ class SinkTransposes(CallRewriter):
         return relax.op.permute_dims(value, common)
 
 
+@expr_mutator
+class ViewTransposes(CallRewriter):
+    """Transposes that move axes of one element alone become reshapes, which are views and launch nothing.
+
+    Worked example: a pool's (32, 1, 1, 2048) to (32, 2048, 1, 1), behind the last convolution of a ResNet.
+    """
+
+    def rewritten(self, call: Call) -> Expr:
+        shape = static_shape(call.args[0]) if is_call_of(call, TRANSPOSE) else None
+        if shape is None or call.attrs.axes is None:
+            return call
+        moved = [axis for axis in axes_of(call) if shape[axis] > 1]
+        if moved != sorted(moved):
+            return call
+        return relax.op.reshape(call.args[0], [shape[axis] for axis in axes_of(call)])
+
+
 def axes_of(call: Call) -> tuple[int, ...]:
     """The axes of a transpose, none of them negative."""
     return tuple(int(axis) % len(call.attrs.axes) for axis in call.attrs.axes)
@@ -237,7 +254,7 @@ class ChannelsLast:
             return relax.transform.ConvertLayout({}, self._layouts)(mod)
         converted = relax.transform.ConvertLayout({}, self._layouts)(SpellForLayouts(mod).run())
         # Stock's rule moves the data of grouped convolutions, and leaves their filters as they are.
-        moved = SinkTransposes(TurnFilters(converted).run()).run()
+        moved = ViewTransposes(SinkTransposes(TurnFilters(converted).run()).run()).run()
         # Transposes that cancelled out are `y = x` bindings, which would end an epilogue.
         return Sequential([relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()])(moved)
 
