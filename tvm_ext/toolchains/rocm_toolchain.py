@@ -21,6 +21,7 @@ from tvm_ext.support.files import temporary_folder
 from tvm_ext.support.limited_process import run_limited
 
 from .remedies import AMD_LINKER
+from .rocm_math import enable_rocm_math
 
 _BITCODE = "tvm_callback_rocm_bitcode_path"
 _LINK = "tvm_callback_rocm_link"
@@ -39,6 +40,7 @@ def enable_rocm() -> None:
     replacements: dict[str, Callable[..., Any]] = {_BITCODE: _device_libraries, _LINK: link}
     for name, function in replacements.items():
         tvm_ffi.register_global_func(name, function, override=True)
+    enable_rocm_math()
 
 
 def _device_libraries(folder: str | None = None) -> Any:
