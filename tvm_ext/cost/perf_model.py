@@ -94,7 +94,8 @@ class PerfModel:
         ``padding`` holds per input the elements added to each row of its stored data tile (bank alignment).
         A GPU's output stays in registers (Figure 6 stores it from L0 to the lowest layer); a CPU's passes the caches.
         """
-        key = (level, shape, tuple(padding))
+        below = level and self.device.layers[level].transaction_bytes
+        key = (below if self.is_cpu else level, shape, tuple(padding))  # a CPU's caches differ in their lines alone
         if key not in self._footprint:
             self._footprint[key] = self._footprint_bytes(level, shape, padding)
         return self._footprint[key]

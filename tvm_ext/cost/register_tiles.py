@@ -81,6 +81,9 @@ class RegisterTiles:
         self.rounds_lanes = all(table.padded for table in inputs if table.vector_use != "broadcast")
         self._total: dict[Shape, float] = {}
         self._steps: dict[Shape, Step] = {}
+        self._step_cycles: dict[tuple[object, ...], float] = {}
+        self._row_cycles: dict[int, float] = {}
+        self._epilogue = sum(item.flops_per_element for item in expr.epilogue) / 2 / device.fma_rate
         self.limit = device.register_limit
         self.latency = float(device.fma_latency_cycles or 0) if expr.combiner is not None else 0.0
         self.dot = dot_product(expr, device)
@@ -193,11 +196,19 @@ class RegisterTiles:
         return steps * self.step_cycles(shape) + self.store_cycles(shape) + self.latency
 
     def step_cycles(self, shape: Shape) -> float:
-        """Cycles of one step of the reduction.
+        """Cycles of one step of the reduction; they follow from its instructions and registers.
 
         i=12, j=32: 24 FMAs on 2 pipes are 12 cycles, 2 + 12 loads on 2 ports are 7, and 4 of latency are hidden: 12.4
         cycles. i=1, j=16 (one accumulator): 0.5 and 1 cycles, but each FMA waits 4.
         """
+        _, *instructions = self.one_step(shape)
+        key = tuple(instructions)
+        known = self._step_cycles.get(key)
+        if known is None:
+            known = self._step_cycles[key] = self._one_step_cycles(shape)
+        return known
+
+    def _one_step_cycles(self, shape: Shape) -> float:
         arithmetic = self.arithmetic_cycles(shape)
         issue = gathers = 0.0
         for count, table, slots in zip(self.operand_loads(shape), self.inputs, self.slots, strict=True):
@@ -263,12 +274,11 @@ class RegisterTiles:
         registers = self.stored(shape)
         if self.vector in self.reduction:  # add the lanes together: log2(lanes) shuffles and additions
             return registers * (2 * log2(self.lanes) + 1) / per_cycle
-        epilogue = sum(computation.flops_per_element for computation in self.expr.epilogue) / 2 / self.device.fma_rate
         if self.vector is None or self.output.vector_use == "vector":
-            return registers * (1 / per_cycle + epilogue)
-        return self._transposed_store_cycles(shape, epilogue) / per_cycle
+            return registers * (1 / per_cycle + self._epilogue)
+        return self._transposed_store_cycles(shape) / per_cycle
 
-    def _transposed_store_cycles(self, shape: Shape, epilogue: float) -> float:
+    def _transposed_store_cycles(self, shape: Shape) -> float:
         """The tile is interleaved register by register, spilled, and written lane by lane.
 
         Six rows of one register: 8 registers (a power of two) take 3 rounds of 8 shuffles and 8 stores, then each of
@@ -276,14 +286,18 @@ class RegisterTiles:
         """
         assert self.vector is not None
         rows = 1 if self.contiguous is None else shape[self.contiguous]
-        blocks = self.stored(shape) / rows
+        if rows not in self._row_cycles:
+            self._row_cycles[rows] = self._interleaved_cycles(rows)
+        return self.stored(shape) / rows * self._row_cycles[rows]
+
+    def _interleaved_cycles(self, rows: int) -> float:
         cycles = 0.0
         for first in range(0, rows, self.lanes):
             own = min(self.lanes, rows - first)
             rounds = (own - 1).bit_length()
             writes = (own // self.lanes + (own % self.lanes).bit_count()) * self.lanes
-            cycles += (1 << rounds) * (rounds + 1) + writes * (1 + epilogue)
-        return blocks * cycles
+            cycles += (1 << rounds) * (rounds + 1) + writes * (1 + self._epilogue)
+        return cycles
 
 
 def _slots_per_load(expr: TensorExpr, access: Access, device: DeviceSpec) -> int:

@@ -57,8 +57,9 @@ def judge_chain(func: PrimFunc, constants: Sequence[int], device: DeviceSpec, op
         whole = ChainTiming(operator=operator, constants=known, device=device, options=options)
         inner = [buffer for buffer in stored(groups) if not operator.is_output(buffer)]
         weights_bytes = sum(tensor_bytes(buffer) for buffer in known)
-        apart = whole.clock.separate_s([whole.stage(group) for group in groups])
-        bound = whole.clock.separate_s([whole.stage(group, kept=inner) for group in groups])
+        stages = [whole.stage(group) for group in groups]
+        apart = whole.clock.separate_s(stages)
+        bound = whole.clock.separate_s([_without(inner, *both) for both in zip(stages, groups, strict=True)])
         bound += whole.clock.reload_s(Panels(weights_bytes=weights_bytes, panel_bytes=0.0, count=device.unit_count))
         fused, best = bound, None
         if apart >= LEAST_GAIN * bound or options.enable_persistent_fusion is True:
@@ -113,8 +114,8 @@ class ChainTiming(KernelContext):
         core = with_unit_count(self.device, 1)
         return replace(self, operator=panel.operator, device=core, views=panel.views)
 
-    def stage(self, group: TileGroup | RowGroup, kept: Sequence[Buffer] = ()) -> Stage:
-        """The group over whole tensors, those of ``kept`` taken to cost nothing."""
+    def stage(self, group: TileGroup | RowGroup) -> Stage:
+        """The group over whole tensors, which are those of `_touched`."""
         if isinstance(group, RowGroup):
             compute, near, unfollowed = self.row_s(group), 0.0, frozenset[str]()
         else:
@@ -129,8 +130,7 @@ class ChainTiming(KernelContext):
                 written=is_in(b, written),
                 followed=b.name not in unfollowed,
             )
-            for b in (*_read(group), *written)
-            if not is_in(b, kept)
+            for b in _touched(group)
         ]
         return Stage(compute_s=compute, near_s=near, moved=tuple(moved))
 
@@ -146,6 +146,12 @@ class ChainTiming(KernelContext):
         if not programs:
             raise IllegalRewrite(f"{group.anchor.name} has no register tile with an axis to vectorise")
         return anchor.expr, programs
+
+
+def _without(kept: Sequence[Buffer], stage: Stage, group: TileGroup | RowGroup) -> Stage:
+    """The ``stage`` of ``group``, the tensors of ``kept`` taken to cost nothing."""
+    moved = zip(_touched(group), stage.moved, strict=True)
+    return replace(stage, moved=tuple(own for buffer, own in moved if not is_in(buffer, kept)))
 
 
 def program_times(program: RProgram) -> tuple[float, float]:
@@ -200,6 +206,11 @@ def _read(group: TileGroup | RowGroup) -> list[Buffer]:
     return found
 
 
+def _touched(group: TileGroup | RowGroup) -> list[Buffer]:
+    """The tensors that a group reads, then those that it writes."""
+    return [*_read(group), *stored([group])]
+
+
 def _fused_s(panel: Panel, groups: Sequence[TileGroup | RowGroup], whole: ChainTiming) -> float:
     """Seconds of all panels like ``panel``, which is computed in ``groups``."""
     stages = [panel_ways(group, panel, whole)[0].stage for group in groups]
@@ -247,7 +258,7 @@ def _panel_stage(
     """The group over one panel on one core: only what views stand for passes the layers beyond L2."""
     compute, near = times
     written = stored([group])
-    touched = [*_read(group), *written]
+    touched = _touched(group)
     moved = [
         Moved(
             part_bytes=tensor_bytes(view.buffer),

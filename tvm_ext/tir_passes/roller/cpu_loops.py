@@ -62,13 +62,8 @@ def has_register_tiles(model: PerfModel) -> bool:
 
 def best_loops(models: Sequence[PerfModel]) -> list[CpuLoops]:
     """The loops of the best register tiles along the vector axes of ``models``, best first."""
-    tiles = [
-        (_even_compute_s(ranking.model, tile), tile, ranking)
-        for ranking in map(_Ranking, models)
-        for tile in _whole_vectors(ranking.model)
-    ]
-    tiles.sort(key=lambda ranked: ranked[:2])
-    singles = [(ranking.fastest_order(tile, tile), ranking) for _, tile, ranking in tiles[:COMPARED_TILES]]
+    rankings = [_Ranking(model) for model in models]
+    singles = [(rankings[i].fastest_order(tile, tile), rankings[i]) for tile, i in _compared_tiles(models)]
     singles.sort(key=lambda single: single[0].ranked_s)
     found = [loops for loops, _ in singles]
     for single, ranking in singles[:BLOCKED_TILES]:
@@ -79,6 +74,20 @@ def best_loops(models: Sequence[PerfModel]) -> list[CpuLoops]:
     for single, ranking in singles[:1]:
         found += ranking.fewer_tasks(single)
     return sorted(found, key=lambda loops: loops.ranked_s)
+
+
+def _compared_tiles(models: Sequence[PerfModel]) -> list[tuple[Shape, int]]:
+    """The `COMPARED_TILES` of the least `_even_compute_s` with their model's place, ranked.
+
+    It is no less than the cycles on all units: the tiles of more need not be balanced.
+    """
+    tiles = [(model.compute_s(tile), tile, i) for i, model in enumerate(models) for tile in _whole_vectors(model)]
+    best: list[tuple[float, Shape, int]] = []
+    for least_s, tile, i in sorted(tiles):
+        if len(best) == COMPARED_TILES and least_s > best[-1][0]:
+            break
+        best = sorted([*best, (_even_compute_s(models[i], tile), tile, i)])[:COMPARED_TILES]
+    return [(tile, i) for _, tile, i in best]
 
 
 def _whole_vectors(model: PerfModel) -> list[Shape]:

@@ -22,10 +22,12 @@ from tests.support.tensor_exprs import (
     roller_operators,
 )
 from tvm_ext.analysis.tensor_expr import Access, LinearIndex, TensorExpr
+from tvm_ext.cost.cpu_tiles import legal_vector_axes
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.devices import device_db
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.records.serialise import from_json, to_json
+from tvm_ext.tir_passes.roller import cpu_loops
 from tvm_ext.tir_passes.roller.align import ALL_RULES
 from tvm_ext.tir_passes.roller.canonical import canonicalise
 from tvm_ext.tir_passes.roller.construct import construct
@@ -291,3 +293,21 @@ def test_a_dropped_axis_chooses_one_position() -> None:
     )
     form = canonicalise(replace(plain, inputs=(*plain.inputs, table))).expr
     assert form.inputs[-1].tile_shape({form.axes[0].name: 8}) == (1, 8)
+
+
+@pytest.mark.parametrize("units", [1, 2, 12])
+def test_compared_register_tiles_are_the_first_of_all(units: int) -> None:
+    device, seen = replace(AVX512, unit_count=units), 0
+    for expr in OPERATORS:
+        expr = canonicalise(expr, fuse=False).expr
+        models = [PerfModel(expr, device, axis) for axis in legal_vector_axes(expr, device)]
+        models = [model for model in models if cpu_loops.has_register_tiles(model)]
+        every = sorted(
+            (cpu_loops._even_compute_s(model, tile), tile, place)
+            for place, model in enumerate(models)
+            for tile in cpu_loops._whole_vectors(model)
+        )
+        first = [(tile, place) for _, tile, place in every[: cpu_loops.COMPARED_TILES]]
+        assert cpu_loops._compared_tiles(models) == first
+        seen += len(every) > len(first) > 0
+    assert seen >= 5
