@@ -78,7 +78,6 @@ from tvm.tirx.build import split_host_device_mods
 from tvm_ffi import Object as Node  # an expression, a statement, a function: whatever the structural functors walk
 
 from tvm_ext import errors
-from tvm_ext import exclusive as _exclusive
 
 if TYPE_CHECKING:
     import onnx
@@ -95,8 +94,8 @@ __all__ = [
     "cpu_dataflow_lower_passes", "cpu_finalize_passes", "cpu_legalize_passes", "cpu_library_dispatch_passes",
     "cuda_compute_version", "dpl", "expr_mutator", "expr_visitor", "finalize_device_passes",
     "gpu_dataflow_lower_passes", "gpu_finalize_passes", "gpu_library_dispatch_passes", "gpu_schedule_rules",
-    "has_effects", "import_onnx", "import_onnx_with", "ir", "llvm_get_intrinsic_name", "llvm_get_system_cpu",
-    "load_json", "load_static_library", "mma_schedule", "module_pass", "new_vector_op", "onnx_operators",
+    "has_effects", "import_onnx", "ir", "llvm_get_intrinsic_name", "llvm_get_system_cpu", "load_json",
+    "load_static_library", "mma_schedule", "module_pass", "new_vector_op", "onnx_frontend", "onnx_operators",
     "pack_imports", "pass_instrument", "prim_func_pass", "ptx_call", "register_intrin_lowering",
     "register_relax_pipeline", "register_tir_pipeline", "relax", "relax_function_pass", "relax_pipelines", "rpc",
     "rpc_listen", "rpc_serve_loop", "rpc_tracker", "s_tir", "save_json", "split_host_device_mods", "structural_equal",
@@ -288,59 +287,24 @@ IMPORT_ERRORS = (
 """Everything that the stock importer is known to raise on models it cannot convert."""
 
 
-class _ConversionFailed(BaseException):
-    """Carries an operator's error past the stock importer, which would print the operands to the standard output."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def import_onnx_with(
-    model: onnx.ModelProto, shapes: Mapping[str, Sequence[Expr | int]], converters: Mapping[str, OnnxConverter]
-) -> IRModule:
-    """Like `import_onnx`, but operators in `converters` are converted by those instead of by stock TVM.
-
-    `shapes`: input name -> extents. `converters`: operator name -> (builder, operands, attributes, opset) -> result.
-    One thread at a time.
-    """
+def onnx_frontend() -> Any:
+    """The module of the stock ONNX importer, which imports `onnx` itself (about 0.2 s)."""
     from tvm.relax.frontend.onnx import onnx_frontend
 
-    class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
-        def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
-            """Checked before: stock's knows nothing of `converters`."""
-
-        def _convert_operator(self, op_name: str, inputs: Sequence[Expr], attrs: Mapping[str, Any], opset: int) -> Expr:
-            try:
-                if op_name not in converters:
-                    return super()._convert_operator(op_name, inputs, attrs, opset)
-                return self.bb.normalize(converters[op_name](self.bb, inputs, attrs, opset))
-            except (*IMPORT_ERRORS, MemoryError, errors.TvmExtError) as error:
-                raise _ConversionFailed(error) from None
-
-    opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=1)
-    try:
-        with _exclusive.EXCLUSIVE:
-            return Importer(shapes, None).from_onnx(model.graph, opset)
-    except _ConversionFailed as failed:
-        raise failed.error.with_traceback(failed.__traceback__) from failed.error.__cause__
+    return onnx_frontend
 
 
 def convert_onnx_operator(
     name: str, builder: BlockBuilder, inputs: Sequence[Expr], attributes: Mapping[str, Any], opset: int
 ) -> Expr:
     """Stock TVM's conversion of one operator, for converters of ours that change its operands only."""
-    from tvm.relax.frontend.onnx import onnx_frontend
-
-    converter = onnx_frontend._get_convert_map()[name].get_converter(opset)
-    return converter(builder, onnx_frontend.onnx_input(inputs), dict(attributes), [{}, {}])
+    converter = onnx_frontend()._get_convert_map()[name].get_converter(opset)
+    return converter(builder, onnx_frontend().onnx_input(inputs), dict(attributes), [{}, {}])
 
 
 def onnx_operators() -> list[str]:
     """The names of the operators that stock `from_onnx` has a converter for."""
-    from tvm.relax.frontend.onnx import onnx_frontend
-
-    return list(onnx_frontend._get_convert_map())
+    return list(onnx_frontend()._get_convert_map())
 
 
 # --- RPC ----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from tvm_ext.records.persistent import PERSISTENT, PersistentRecord
 from tvm_ext.records.precision import PRECISION, PrecisionRecord
 from tvm_ext.records.rammer import RAMMER, RammerRecord
 from tvm_ext.records.tuned import TileUse, TuningRecord
+from tvm_ext.relay_passes.node_names import call_sites, imported_nodes
 from tvm_ext.reports.record import OperatorReport, PassTime, ceilings_of
 from tvm_ext.reports.report import BuildReport
 from tvm_ext.runtime.cuda_runtime import cuda_is_loaded
@@ -66,6 +67,7 @@ def record(
         versions=versions(),
         ceilings=ceilings_of(plan.device),
         operators=operators(kernels, plan, options),
+        sites=call_sites(kernels, imported_nodes(mod)),
         passes=passes,
         import_s=import_s,
         build_s=watch.seconds,

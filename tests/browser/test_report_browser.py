@@ -40,11 +40,24 @@ click("GFLOP");
 seen.ascending = cells("GFLOP").map((cell) => Number(cell.dataset.value));
 seen.order = document.querySelectorAll("#operators th")[column("GFLOP")].getAttribute("aria-sort");
 click("Operator");
-seen.names = cells("Operator").map((cell) => cell.textContent);
+seen.names = cells("Operator").map((cell) => cell.dataset.name);
+const words = document.querySelector("#find-words"), rows = () => [...document.querySelectorAll("#operators tbody tr")];
+words.value = "persistent";
+words.dispatchEvent(new Event("input"));
+seen.found = rows().filter((row) => row.offsetParent !== null).map((row) => row.cells[0].dataset.name);
+words.value = "";
+words.dispatchEvent(new Event("input"));
+seen.shown = rows().filter((row) => row.offsetParent !== null).length;
+const bars = [...document.querySelectorAll("#operator-bars .bar")];
+seen.bar = Math.min(...bars.map((bar) => bar.getBoundingClientRect().width));
+seen.cut = [...document.querySelectorAll("#operators td.reason")].filter((cell) =>
+  cell.scrollWidth > cell.clientWidth + 1 || cell.getBoundingClientRect().right > window.innerWidth).length;
+const label = document.querySelector("svg text.label"), size = parseFloat(getComputedStyle(label).fontSize);
+seen.text = size * label.ownerSVGElement.getBoundingClientRect().width / label.ownerSVGElement.viewBox.baseVal.width;
 seen.overflow = document.documentElement.scrollWidth - window.innerWidth;
 seen.background = getComputedStyle(document.body).backgroundColor;
 seen.ink = getComputedStyle(document.body).color;
-const plot = document.querySelector("svg").getBoundingClientRect();
+const plot = document.querySelector("svg:not(.calls)").getBoundingClientRect();
 seen.outside = [...document.querySelectorAll("svg circle")].filter((circle) => {
   const box = circle.getBoundingClientRect();
   const x = (box.left + box.right) / 2, y = (box.top + box.bottom) / 2;
@@ -95,14 +108,23 @@ def test_sorting_layout_and_errors(report: BuildReport, tmp_path: Path) -> None:
     assert seen["ascending"] == sorted(seen["ascending"])
     assert seen["order"] == "ascending"
     assert sorted(seen["names"]) == sorted(operator.name for operator in report.operators)
+    assert seen["found"]
+    assert len(seen["found"]) < len(report.operators)
+    assert all("persistent" in name for name in seen["found"])
+    assert seen["shown"] == len(report.operators)
     assert seen["bars"] == len(report.operators)
     assert seen["circles"] > 0
     assert seen["outside"] == 0
 
 
-@pytest.mark.parametrize("width", [500, 1400])
-def test_the_page_does_not_scroll_sideways(report: BuildReport, tmp_path: Path, width: int) -> None:
-    assert look(report, tmp_path, f"--window-size={width},1000")["overflow"] <= 0
+@pytest.mark.parametrize("width", [500, 1000, 1280])  # a headless Chromium is no narrower than 500
+def test_the_page_fits_its_width(report: BuildReport, tmp_path: Path, width: int) -> None:
+    """It does not scroll sideways, bars have room, reasons are whole, and the roofline's text can be read."""
+    seen = look(report, tmp_path, f"--window-size={width},1000")
+    assert seen["overflow"] <= 0
+    assert seen["bar"] > 150
+    assert seen["cut"] == 0
+    assert seen["text"] > 9
 
 
 @pytest.mark.parametrize(("scheme", "is_dark"), [("0", True), ("1", False)])

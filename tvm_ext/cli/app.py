@@ -22,6 +22,7 @@ from tvm_ext.errors import OptionError, TvmExtError
 from . import common
 from .advise import advise
 from .cache import cache
+from .compare import compare
 from .database import database
 from .profile import profile as profile_templates
 from .quantize import quantize
@@ -41,6 +42,7 @@ app = typer.Typer(
 
 app.command()(advise)
 app.command()(cache)
+app.command()(compare)
 app.command("profile")(profile_templates)
 app.command()(quantize)
 app.command()(tune)
@@ -73,7 +75,9 @@ def compile(
     precision: common.Products = None,
     precision_bound: common.Bound = None,
     report: common.Reports = None,
-    trace: Annotated[Path | None, typer.Option(help="Also write --rammer's schedules as a Perfetto trace.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Also write a measured run, and --rammer's schedules, for Perfetto.")
+    ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Measure each operator for the report.")] = False,
     keep_times: Annotated[
         bool, typer.Option("--keep-times", help="Measure rTasks and keep their times for later builds.")
@@ -116,7 +120,7 @@ def compile(
             typer.echo(several.report.to_json() if as_json else f"{several.report}\nwrote {output}")
             return
         library = _build(steps, model, shape, target, batch, verify=verify, **switches, **precisions)
-        if profile or keep_times:
+        if profile or keep_times or (trace is not None and not rammer):
             steps.begin("measuring each operator")
             with contextlib.closing(_store()) if keep_times else contextlib.nullcontext() as store:
                 library.profile(store=store)

@@ -34,6 +34,7 @@ from tvm_ext._tvm import (
 from tvm_ext.analysis.relax_values import operator_name, static_shape
 from tvm_ext.errors import DivisionByZeroError, IndexRangeError
 
+from .node_names import imported_nodes, spoken_name
 from .rewriting import CallRewriter
 from .runtime_checks import (
     DIVISIONS,
@@ -85,7 +86,14 @@ class CheckValues:
 class _Checker(CallRewriter):
     def __init__(self, mod: IRModule, bounds: Bounds) -> None:
         super().__init__(mod)
-        self.bounds = bounds
+        self.bounds, self.nodes = bounds, imported_nodes(mod)
+
+    def _describe(self, expr: Expr) -> str:
+        """A tensor for an error: what it is called, its shape and type."""
+        shape = getattr(expr.ty.shape, "values", None)
+        size = "of unknown shape" if shape is None else "x".join(map(_size, shape)) or "scalar"
+        name = spoken_name(self.nodes, str(getattr(expr, "name", "a result")))
+        return f"{'a constant' if isinstance(expr, Constant) else name} ({size} {expr.ty.dtype})"
 
     def rewritten(self, call: Call) -> Expr:
         name = call.op.name if isinstance(call.op, ir.Op) else ""
@@ -123,7 +131,7 @@ class _Checker(CallRewriter):
         if not hasattr(indices.ty.shape, "values"):
             return self._wrapped(indices, extents)
         shape, sizes = ([_known(extent) for extent in of] for of in (_sizes(indices), extents))
-        user = f"{ONNX_NAMES[name]} on {_describe(data)} by {_describe(indices)}"
+        user = f"{ONNX_NAMES[name]} on {self._describe(data)} by {self._describe(indices)}"
         if 0 in sizes and 0 not in shape and None not in shape:
             raise IndexRangeError(f"{user}: no index is inside an axis of extent 0.", "correct the model")
         if isinstance(indices, Constant) and None not in sizes:
@@ -184,7 +192,7 @@ class _Checker(CallRewriter):
     def _division(self, name: str, call: Call) -> Expr:
         dividend, divisor = call.args
         dtype, shape = str(divisor.ty.dtype), static_shape(divisor)
-        user = f"{DIVISIONS[name]} of {_describe(dividend)} by {_describe(divisor)}"
+        user = f"{DIVISIONS[name]} of {self._describe(dividend)} by {self._describe(divisor)}"
         if isinstance(divisor, Constant):
             values = divisor.value.numpy()
             if (values == 0).any():
@@ -202,7 +210,7 @@ class _Checker(CallRewriter):
         """The number of elements is divided by the step, by a function of the VM that has no checks."""
         data, begins, ends, steps = call.args
         shape, dtype = static_shape(steps), str(steps.ty.dtype)
-        user = f"Slice of {_describe(data)} in steps of {_describe(steps)}"
+        user = f"Slice of {self._describe(data)} in steps of {self._describe(steps)}"
         if isinstance(steps, Constant):
             if (steps.value.numpy() == 0).any():
                 raise DivisionByZeroError(f"{user}: a step is 0.", "correct the model")
@@ -235,14 +243,6 @@ def _is_zero(expr: Expr) -> bool:
 
 def _is_integer(expr: Expr) -> bool:
     return isinstance(expr.ty, relax.TensorType) and "int" in str(expr.ty.dtype)
-
-
-def _describe(expr: Expr) -> str:
-    """A tensor for an error: what it is called, its shape and type."""
-    shape = getattr(expr.ty.shape, "values", None)
-    size = "of unknown shape" if shape is None else "x".join(map(_size, shape)) or "scalar"
-    name = "a constant" if isinstance(expr, Constant) else str(getattr(expr, "name", "a result"))
-    return f"{name} ({size} {expr.ty.dtype})"
 
 
 def _size(size: Expr) -> str:

@@ -36,6 +36,7 @@ from .attention.definition import attention
 from .attention.recognise import FoundAttention, RefusedAttention, attentions_of
 from .attention.turned_terms import TermTurner, with_turned_terms
 from .narrowed_time import not_faster
+from .node_names import kept_label
 from .persistent_record import with_regions
 from .rewriting import with_bindings
 
@@ -171,7 +172,7 @@ def _call(item: FoundAttention, builder: BlockBuilder, variable: type[Var]) -> t
         primfunc_attrs={"op_pattern": OPAQUE, ATTENTION: to_json(item.work)},
     )
     made = builder.normalize(call)  # with its type, which the next pass would else write into this module
-    result = variable("attention", relax.TensorType((output.size,), output.dtype))
+    result = variable(kept_label(item.result, "attention"), relax.TensorType((output.size,), output.dtype))
     shaped = _reshape(result, static_shape(item.result) or ())
     return made.args[0].name_hint, [*bindings, VarBinding(result, made), VarBinding(item.result, shaped)]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tvm_ext._tvm import IRModule, PassContext, RelaxFunction, Sequential, module_pass, relax, structural_walk
 from tvm_ext.support.limits import limits, with_notes
 
+from .node_names import named_like
+
 
 @module_pass(opt_level=0, name="tvm_ext.FuseOperators")
 class FuseOperators:
@@ -24,6 +26,7 @@ class FuseOperators:
         if bound:
             return mod
         grouped, note = _grouped(mod)
+        grouped = named_like(mod, grouped)
         fused = Sequential([relax.transform.FuseTIR()])(grouped)
         return with_notes(fused, [note] if note else [])
 

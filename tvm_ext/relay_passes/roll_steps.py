@@ -31,6 +31,7 @@ from tvm_ext.analysis.relax_values import is_graph, operator_name
 from tvm_ext.records.recurrent import CELL, RecurrentCell
 from tvm_ext.records.serialise import from_json
 
+from .node_names import kept_label
 from .recurrent.cell_function import is_cell
 from .recurrent.loop import call_of_steps
 from .rewriting import with_blocks
@@ -256,7 +257,7 @@ class _LoopedBlock:
             operand = run.cell.operands[place]
             arguments[place] = self._bound(operand.name, relax.op.reshape(whole, (steps, *operand.shape)), bindings)
         call = call_of_steps(self.builder, run.cell, arguments, steps=steps, is_reverse=run.is_reverse)
-        result = self._bound("steps", call, bindings)
+        result = self._bound(kept_label(first.var, "steps"), call, bindings)
         hidden = self._bound("hidden", relax.TupleGetItem(result, 0), bindings)
         batch, *units = run.cell.results[0].shape
         self.rows[first.var] = self._bound("rows", relax.op.reshape(hidden, (steps * batch, *units)), bindings)

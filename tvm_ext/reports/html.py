@@ -6,13 +6,15 @@ from html import escape
 from importlib import resources
 from string import Template
 
+from .doubts import FAR_APART, doubt
 from .gantt import section
+from .graph import graph_section
 from .record import BuildRecord, OperatorReport
 from .svg import points, roofline
 from .text import by_time, code_summary, cutlass_lines, format_time
 from .tuning import tuning_section
 
-_SHOWN_OPERATORS = 25  # a choice: a screen of rows; JSON has all
+_SHOWN_OPERATORS = 25  # a choice: a screen of rows; the others appear when they are searched for
 _SHOWN_PASSES = 15  # a choice, likewise
 _PATHS = {
     "rtile": "in tiles, after Roller",
@@ -34,11 +36,13 @@ def render(report: BuildRecord) -> str:
             f"{report.device}: {report.device_description}. Built {report.created}. Target {report.target}"
         ),
         style=_resource("style.css"),
-        script=_resource("sort.js"),
+        script=_resource("sort.js") + "\n" + _resource("find.js"),
         tiles=_tiles(report),
         roofline=roofline(report),
         roofline_note=_roofline_note(report),
         bars=_operator_bars(report),
+        graph=graph_section(report),
+        paths="".join(f"<option>{path}</option>" for path in _PATHS if path in report.path_counts()),
         bars_note=_bars_note(report),
         tuning=tuning_section(report.tuning),
         table=_table(report),
@@ -92,24 +96,47 @@ def _roofline_note(report: BuildRecord) -> str:
 def _bars_note(report: BuildRecord) -> str:
     measured = any(operator.measured_s is not None for operator in report.operators)
     note = "All calls of an operator together. "
-    note += "Bar: measured; red mark: predicted." if measured else "Bar: predicted (not measured yet: Library.profile)."
+    note += "Bar: measured; red mark: predicted." if measured else "Bar: predicted (measure with --profile)."
+    doubtful = sum(bool(doubt(report, operator)) for operator in report.operators)
+    if doubtful:
+        note += f" ⚠ {doubtful} differ from the prediction by more than {FAR_APART:g} times; the table says why."
     hidden = len(report.operators) - _SHOWN_OPERATORS
-    return note + (f" The {_SHOWN_OPERATORS} slowest of {len(report.operators)}." if hidden > 0 else "")
+    shown = f" The {_SHOWN_OPERATORS} slowest of {len(report.operators)}; the filter finds the others."
+    return note + (shown if hidden > 0 else "")
 
 
 def _operator_bars(report: BuildRecord) -> str:
-    shown = by_time(report)[:_SHOWN_OPERATORS]
+    shown = by_time(report)
     total = sum(operator.total_s or 0.0 for operator in report.operators)
     predicted = [(operator.predicted_s or 0.0) * operator.calls for operator in shown]
     longest = max([*predicted, *(operator.total_s or 0.0 for operator in shown)], default=0.0)
     rows = []
-    for operator, guess in zip(shown, predicted, strict=True):
+    for place, (operator, guess) in enumerate(zip(shown, predicted, strict=True)):
         time_s = operator.total_s
         share = f" ({100 * time_s / total:.0f} %)" if time_s and total else ""
         mark = guess if operator.measured_s is not None and guess else None
-        label = operator.name if operator.calls == 1 else f"{operator.calls} x {operator.name}"
-        rows.append(_bar(label, time_s, mark, longest, format_time(time_s) + share, operator.choice.path))
+        text = ("⚠ " if doubt(report, operator) else "") + format_time(time_s) + share
+        bar = _bar(_label(report, operator), time_s, mark, longest, text, operator.choice.path)
+        rest = " rest" if place >= _SHOWN_OPERATORS else ""
+        rows.append(f'<div class="entry{rest}" {_found_by(report, operator)}>{bar}</div>')
     return f'<div class="bars" id="operator-bars">{"".join(rows)}</div>'
+
+
+def _label(report: BuildRecord, operator: OperatorReport) -> str:
+    """The model's nodes above the kernel's name and shapes; the kernel's name alone where no nodes are known."""
+    calls = f"{operator.calls} x " if operator.calls > 1 else ""
+    title, kernel = report.title_of(operator), operator.name
+    if title == kernel:
+        return f'<span class="node">{escape(calls + kernel)}</span>'
+    return f'<span class="node">{escape(title)}</span><span class="kernel">{escape(calls + kernel)}</span>'
+
+
+def _found_by(report: BuildRecord, operator: OperatorReport) -> str:
+    """Attributes that the page's filter reads: words, path, and whether the time is in doubt."""
+    nodes = (str(node) for site in report.sites_of(operator) for node in site.nodes)
+    words = " ".join(dict.fromkeys((operator.name, operator.choice.path, report.bound_of(operator), *nodes))).lower()
+    doubtful = " data-doubt" if doubt(report, operator) else ""
+    return f'data-words="{escape(words)}" data-path="{operator.choice.path}"{doubtful}'
 
 
 def _bar(label: str, value: float | None, mark: float | None, longest: float, text: str, style: str) -> str:
@@ -117,9 +144,13 @@ def _bar(label: str, value: float | None, mark: float | None, longest: float, te
     tick = "" if mark is None or not longest else f'<u style="left:{100 * mark / longest:.2f}%"></u>'
     fill = f'<i style="width:{width:.2f}%"></i>' if width else ""
     return (
-        f'<div class="name" title="{escape(label)}">{escape(label)}</div>'
+        f'<div class="name">{label}</div>'
         f'<div class="bar {style}">{fill}{tick}</div><div class="value">{escape(text)}</div>'
     )
+
+
+def _entry(label: str, value: float, longest: float, style: str) -> str:
+    return f'<div class="entry">{_bar(escape(label), value, None, longest, format_time(value), style)}</div>'
 
 
 _COLUMNS = (
@@ -129,8 +160,11 @@ _COLUMNS = (
     "Measured",
     "Predicted",
     "All calls",
+    "Share",
     "GFLOP",
+    "Of peak",
     "MB",
+    "Of DRAM",
     "Bound",
     "rProgram and reason",
 )
@@ -138,26 +172,50 @@ _COLUMNS = (
 
 def _table(report: BuildRecord) -> str:
     head = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in _COLUMNS)
-    body = "".join(_row(operator, report.bound_of(operator)) for operator in by_time(report))
+    total = sum(operator.total_s or 0.0 for operator in report.operators)
+    body = "".join(_row(report, operator, total) for operator in by_time(report))
     return f'<table class="sortable" id="operators"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _row(operator: OperatorReport, bound: str) -> str:
-    choice = operator.choice
+def _row(report: BuildRecord, operator: OperatorReport, total_s: float) -> str:
+    choice, time_s = operator.choice, operator.total_s
+    spread = f", runs from {format_time(operator.fastest_s)} to {format_time(operator.slowest_s)}"
+    why = f'<b class="doubt">⚠ {escape(doubt(report, operator))}</b>' if doubt(report, operator) else ""
+    why += f"<i>{escape(spread[2:])}</i>" if operator.fastest_s is not None else ""
+    named = _label(report, operator) + _shapes(report, operator)
     cells = [
-        f'<td class="name">{escape(operator.name)}</td>',
+        f'<td class="name" data-name="{escape(operator.name)}">{named}</td>',
         _number(operator.calls, str(operator.calls)),
         f'<td class="path"><span class="swatch {choice.path}"></span>{choice.path}</td>',
         *(
             _number(time_s, format_time(time_s))
             for time_s in (operator.measured_s, operator.predicted_s, operator.total_s)
         ),
+        _share(time_s / total_s if time_s and total_s else None),
         _number(choice.flops, f"{choice.flops / 1e9:.3g}"),
+        _share(report.peak_share(operator)),
         _number(choice.bytes, f"{choice.bytes / 1e6:.3g}"),
-        f"<td>{escape(bound)}</td>",
-        f'<td class="reason">{_tiles_of(operator)}{escape(choice.reason)}</td>',
+        _share(report.bandwidth_share(operator)),
+        f"<td>{escape(report.bound_of(operator))}</td>",
+        f'<td class="reason">{why}{_tiles_of(operator)}{escape(choice.reason)}</td>',
     ]
-    return f"<tr>{''.join(cells)}</tr>"
+    row = (cell.replace("<td", f'<td data-column="{name}"', 1) for name, cell in zip(_COLUMNS, cells, strict=True))
+    return f"<tr {_found_by(report, operator)}>{''.join(row)}</tr>"
+
+
+def _shapes(report: BuildRecord, operator: OperatorReport) -> str:
+    """Operands and result of the kernel, and under a fold every node that it computes, with the node's shape."""
+    sites = report.sites_of(operator)
+    if not sites:
+        return ""
+    shapes = f'<span class="shapes">{escape(", ".join(sites[0].operands))} → {escape(sites[0].result)}</span>'
+    lines = ("; ".join(f"{node} {node.shape}" for node in site.nodes) for site in sites if site.nodes)
+    nodes = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return shapes + (f"<details><summary>nodes of each call</summary><ol>{nodes}</ol></details>" if nodes else "")
+
+
+def _share(value: float | None) -> str:
+    return _number(value, "-" if value is None else f"{100 * value:.3g} %")
 
 
 def _tiles_of(operator: OperatorReport) -> str:
@@ -189,8 +247,8 @@ def _pass_bars(report: BuildRecord) -> str:
     if rest:
         shown.append((f"{len(rest)} more passes", sum(seconds for _, seconds in rest)))
     longest = max(seconds for _, seconds in [*phases, *shown])
-    rows = [_bar(name, seconds, None, longest, format_time(seconds), "fallback") for name, seconds in phases]
-    rows += [_bar(name, seconds, None, longest, format_time(seconds), "rtile") for name, seconds in shown]
+    rows = [_entry(name, seconds, longest, "fallback") for name, seconds in phases]
+    rows += [_entry(name, seconds, longest, "rtile") for name, seconds in shown]
     return f'<div class="bars" id="pass-bars">{"".join(rows)}</div>'
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ from tvm_ext.devices.hal import DeviceSpec, MemoryLayer
 from tvm_ext.records import serialise
 from tvm_ext.records.build_profile import CacheUse, CodeTimes, DeviceCode, Phase
 from tvm_ext.records.choice import KernelChoice
+from tvm_ext.records.nodes import CallSite
 from tvm_ext.records.padding import CHANNELS_LAST, LayoutRecord
 from tvm_ext.records.partition import CutlassBuild
 from tvm_ext.records.persistent import PersistentRecord
@@ -32,6 +33,13 @@ class OperatorReport:
     choice: KernelChoice
     calls: int
     measured_s: float | None = None
+    fastest_s: float | None = None  # of the measured runs, and the slowest: how far they are apart tells noise
+    slowest_s: float | None = None
+
+    @property
+    def time_s(self) -> float | None:
+        """Of one call: measured where it was, otherwise predicted."""
+        return self.measured_s if self.measured_s is not None else self.predicted_s
 
     @property
     def predicted_s(self) -> float | None:
@@ -44,9 +52,8 @@ class OperatorReport:
 
     @property
     def total_s(self) -> float | None:
-        """Time over all calls: measured where it was, otherwise predicted."""
-        time_s = self.measured_s if self.measured_s is not None else self.predicted_s
-        return None if time_s is None else time_s * self.calls
+        """`time_s` over all calls."""
+        return None if self.time_s is None else self.time_s * self.calls
 
     @property
     def intensity(self) -> float | None:
@@ -61,6 +68,15 @@ class Ceiling:
     name: str
     kind: str
     value: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimedCall:
+    """A call of a measured run, in seconds from the run's start; ``site`` is its place in `BuildRecord.sites`."""
+
+    site: int
+    start_s: float
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +107,8 @@ class BuildRecord:
     constant_bytes: int  # of the parameters as the kernels read them
     code_generation_s: float  # the part of build_s after the last graph pass: TensorIR passes, LLVM, linking
     run_s: float | None = None  # one run of the whole model, measured
+    sites: tuple[CallSite, ...] = ()  # calls of kernels in program order, with the model's nodes
+    timeline: tuple[TimedCall, ...] = ()  # of the measured run whose time is the median
     phases: tuple[Phase, ...] = ()  # of the build and, first, the import, in their order
     code: CodeTimes = field(default_factory=CodeTimes)
     kernel_cache: CacheUse = field(default_factory=CacheUse)
@@ -109,6 +127,29 @@ class BuildRecord:
         """What binds ``operator``, a memory layer by its full name: "L4 DRAM" rather than "L4"."""
         memories = (ceiling.name for ceiling in self.ceilings if ceiling.kind == "memory")
         return next((name for name in memories if operator.bound and name.split()[0] == operator.bound), operator.bound)
+
+    def sites_of(self, operator: OperatorReport) -> list[CallSite]:
+        """The calls of an operator's kernel."""
+        return [site for site in self.sites if site.function == operator.function]
+
+    def title_of(self, operator: OperatorReport) -> str:
+        """The nodes of the operator's first call and how many more calls there are; its own name without nodes."""
+        sites = [site for site in self.sites_of(operator) if site.nodes]
+        if not sites:
+            return operator.name
+        return sites[0].title + (f" and {len(sites) - 1} more" if len(sites) > 1 else "")
+
+    def peak_share(self, operator: OperatorReport) -> float | None:
+        """FLOP/s over the device's peak for the type of the first operand, else float32's; None where not known."""
+        dtype = next((site.dtype for site in self.sites_of(operator)), "float32")
+        peaks = {ceiling.name: ceiling.value for ceiling in self.ceilings if ceiling.kind == "compute"}
+        peak = peaks.get(dtype, peaks.get("float32"))
+        return operator.choice.flops / operator.time_s / 1e9 / peak if peak and operator.time_s else None
+
+    def bandwidth_share(self, operator: OperatorReport) -> float | None:
+        """Compulsory bytes/s over the bandwidth of the slowest memory; above 1 where operands come from caches."""
+        memory = min((item.value for item in self.ceilings if item.kind == "memory"), default=None)
+        return operator.choice.bytes / operator.time_s / 1e9 / memory if memory and operator.time_s else None
 
     def layout_summary(self) -> str:
         """How many operators work in blocks of channels, in a few words; empty where none could."""
@@ -181,8 +222,12 @@ class BuildRecord:
         seconds: Mapping[str, float],
         run_s: float | None,
         schedules: Mapping[str, MeasuredRun] | None = None,
+        spread: Mapping[str, tuple[float, float]] | None = None,
+        timeline: Sequence[TimedCall] = (),
     ) -> AnyRecord:
         """A copy with measured seconds per call by kernel function, of one run of the whole model, and of schedules.
+
+        ``spread`` is the fastest and the slowest run by kernel function, ``timeline`` the calls of one run.
 
         Of a kernel that runs in a schedule the time is what `RegionRecord.measured_seconds` says.
         """
@@ -194,10 +239,18 @@ class BuildRecord:
             name: value for region in regions if region.measured for name, value in region.measured_seconds().items()
         }
         times = {**inside, **seconds}
+        none = (None, None)
+
+        def measured(operator: OperatorReport) -> OperatorReport:
+            fastest, slowest = (spread or {}).get(operator.function, none)
+            time_s = times.get(operator.function, operator.measured_s)
+            return replace(operator, measured_s=time_s, fastest_s=fastest, slowest_s=slowest)
+
         return replace(
             self,
-            operators=tuple(replace(op, measured_s=times.get(op.function, op.measured_s)) for op in self.operators),
+            operators=tuple(map(measured, self.operators)),
             run_s=run_s,
+            timeline=tuple(timeline),
             rammer=self.rammer and replace(self.rammer, regions=regions),
         )
 

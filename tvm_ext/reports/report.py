@@ -26,12 +26,13 @@ class BuildReport(BuildRecord):
         write_atomically(path, text.encode())
 
     def save_trace(self, path: str | Path) -> None:
-        """Write the runs of the build's schedules of rTasks, simulated and measured, atomically for Perfetto."""
+        """Write the measured run, and those of schedules of rTasks, simulated and measured, atomically for Perfetto."""
         from tvm_ext.support.files import write_atomically
 
+        from .run_trace import run_events
         from .schedule_trace import report_trace
 
-        write_atomically(path, report_trace(self.rammer).encode())
+        write_atomically(path, report_trace(self.rammer, run_events(self)).encode())
 
     def table(self) -> str:
         """The operators and totals as text, one line per operator, the slowest first."""

@@ -63,9 +63,9 @@ def region_runs(region: RegionRecord) -> list[ScheduleRun]:
     return [ScheduleRun(name=name, schedule=schedule, graph=graph, times=found) for name, found in times.items()]
 
 
-def chrome_trace(runs: Sequence[ScheduleRun]) -> str:
-    """The JSON text of ``runs``, each under its name."""
-    events: list[Event] = []
+def chrome_trace(runs: Sequence[ScheduleRun], others: Sequence[Event] = ()) -> str:
+    """The JSON text of ``runs``, each under its name, behind the events of ``others``."""
+    events: list[Event] = list(others)
     for number, run in enumerate(runs, start=1):
         events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": run.name}})
         units = sorted({time.unit for time in run.times})
@@ -78,11 +78,11 @@ def chrome_trace(runs: Sequence[ScheduleRun]) -> str:
     return json.dumps({"displayTimeUnit": "ns", "traceEvents": events}, separators=(",", ":"))
 
 
-def report_trace(report: RammerRecord | None) -> str:
-    """`chrome_trace` of all schedules of a build; without any it is empty."""
+def report_trace(report: RammerRecord | None, others: Sequence[Event] = ()) -> str:
+    """`chrome_trace` of all schedules of a build behind ``others``; without any it is empty."""
     regions = report.scheduled if report is not None else ()
     return chrome_trace(
-        [replace(run, name=f"{region.symbol}, {run.name}") for region in regions for run in region_runs(region)]
+        [replace(run, name=f"{region.symbol}, {run.name}") for region in regions for run in region_runs(region)], others
     )
 
 

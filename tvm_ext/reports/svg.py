@@ -22,6 +22,7 @@ class Point:
     """An operator in the plot: FLOP per byte, GFLOP/s, and its share of the model's time (0 to 1)."""
 
     operator: OperatorReport
+    title: str
     intensity: float
     gflops: float
     share: float
@@ -50,11 +51,13 @@ def points(report: BuildRecord) -> list[Point]:
     total = sum(operator.total_s or 0.0 for operator in report.operators)
     found = []
     for operator in report.operators:
-        time_s = operator.measured_s if operator.measured_s is not None else operator.predicted_s
-        if operator.intensity and time_s:
-            gflops = operator.choice.flops / time_s / 1e9
+        if operator.intensity and operator.time_s:
+            gflops = operator.choice.flops / operator.time_s / 1e9
             share = (operator.total_s or 0.0) / total if total else 0.0
-            found.append(Point(operator=operator, intensity=operator.intensity, gflops=gflops, share=share))
+            title = report.title_of(operator)
+            found.append(
+                Point(operator=operator, title=title, intensity=operator.intensity, gflops=gflops, share=share)
+            )
     return sorted(found, key=lambda point: -point.share)
 
 
@@ -125,7 +128,8 @@ def _ceilings(x_axis: LogAxis, y_axis: LogAxis, peak: Ceiling | None, memories: 
         x2, y2 = x_axis(end), y_axis(end * memory.value)
         style = "ceiling" if index == len(memories) - 1 else "cache"
         parts.append(f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
-        parts.append(_slanted_label(x1, y1, x2, y2, f"{memory.name}: {memory.value:.4g} GB/s"))
+        share = 0.25 if index % 3 == 2 else 0.75  # neighbouring lines may lie close together
+        parts.append(_slanted_label(x1, y1, x2, y2, f"{memory.name}: {memory.value:.4g} GB/s", share))
     if peak is not None:
         ridge = max([x_axis.low, *(peak.value / memory.value for memory in memories[:1])])
         x1, x2, y = x_axis(ridge), x_axis(x_axis.high), y_axis(peak.value)
@@ -135,10 +139,10 @@ def _ceilings(x_axis: LogAxis, y_axis: LogAxis, peak: Ceiling | None, memories: 
     return parts
 
 
-def _slanted_label(x1: float, y1: float, x2: float, y2: float, text: str) -> str:
-    """A label above the line, near its upper end and as steep as it."""
+def _slanted_label(x1: float, y1: float, x2: float, y2: float, text: str, share: float) -> str:
+    """A label above the line, at ``share`` of its length and as steep as it."""
     angle = math.degrees(math.atan2(y2 - y1, x2 - x1))
-    x, y = x1 + 0.72 * (x2 - x1), y1 + 0.72 * (y2 - y1)
+    x, y = x1 + share * (x2 - x1), y1 + share * (y2 - y1)
     place = f"translate({x:.1f} {y:.1f}) rotate({angle:.1f})"
     return f'<text class="label" transform="{place}" dy="-6" text-anchor="middle">{escape(text)}</text>'
 
@@ -154,7 +158,7 @@ def _circle(x_axis: LogAxis, y_axis: LogAxis, point: Point) -> str:
     kind = "measured" if operator.measured_s is not None else "predicted"
     guess = "" if kind == "measured" else " guess"
     tip = (
-        f"{operator.name}: {point.gflops:.4g} GFLOP/s at {point.intensity:.3g} FLOP/byte, "
+        f"{point.title} ({operator.name}): {point.gflops:.4g} GFLOP/s at {point.intensity:.3g} FLOP/byte, "
         f"{operator.calls} x {format_time((operator.total_s or 0.0) / max(operator.calls, 1))} ({kind}), "
         f"{100 * point.share:.1f} % of the time, path {operator.choice.path}"
     )
@@ -174,7 +178,7 @@ def _labels(x_axis: LogAxis, y_axis: LogAxis, shown: Sequence[Point]) -> list[st
     taken: list[_Box] = []
     for index, point in enumerate(shown[:_LABELLED_POINTS]):
         others = [centre for position, centre in enumerate(centres) if position != index]
-        places = _places(*centres[index], _radius(point), _shortened(point.operator.name))
+        places = _places(*centres[index], _radius(point), _shortened(point.title))
         free = (box for box in places if not any(box.holds(*centre) for centre in others))
         taken += itertools.islice((box for box in free if not any(box.meets(other) for other in taken)), 1)
     return [
@@ -211,8 +215,8 @@ class _Box:
 
 
 def _places(x: float, y: float, radius: float, text: str) -> list[_Box]:
-    """Where ``text`` (about 6.8 pixels a character) may stand: right of the point, left of it, above, below."""
-    width, height, gap = 6.8 * len(text), 16.0, radius + 3
+    """Where ``text`` (about 8 pixels a character) may stand: right of the point, left of it, above, below."""
+    width, height, gap = 8.0 * len(text), 18.0, radius + 3
     corners = (
         (x + gap, y - height / 2),
         (x - gap - width, y - height / 2),

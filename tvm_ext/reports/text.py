@@ -126,7 +126,7 @@ def operator_table(report: BuildRecord) -> Table:
         table.add_column(header, no_wrap=True)
     table.add_column("how and why", overflow="fold")
     for operator in by_time(report):
-        table.add_row(*_cells(operator, report.bound_of(operator)))
+        table.add_row(*_cells(report, operator))
     return table
 
 
@@ -135,14 +135,15 @@ def by_time(report: BuildRecord) -> list[OperatorReport]:
     return sorted(report.operators, key=lambda operator: -(operator.total_s or 0.0))
 
 
-def _cells(operator: OperatorReport, bound: str) -> tuple[Text, ...]:
+def _cells(report: BuildRecord, operator: OperatorReport) -> tuple[Text, ...]:
+    title = report.title_of(operator)
     times = (operator.predicted_s, operator.measured_s, operator.total_s)
     cells = (
-        operator.name,
+        operator.name if title == operator.name else f"{title}\n{operator.name}",
         str(operator.calls),
         *map(format_time, times),
         operator.choice.path,
-        bound,
+        report.bound_of(operator),
         operator.choice.reason,
     )
     return tuple(map(Text, cells))

@@ -21,8 +21,10 @@ from tvm_ext.rammer_runtime import native
 from tvm_ext.records import serialise
 from tvm_ext.records.build_profile import DeviceCode
 from tvm_ext.records.measurement import TrialStore
+from tvm_ext.records.nodes import CallSite
 from tvm_ext.records.rammer import MeasuredRun
 from tvm_ext.records.rtask_times import measurements_of
+from tvm_ext.reports.record import TimedCall
 from tvm_ext.reports.report import BuildReport
 from tvm_ext.support.arrays import Array
 from tvm_ext.support.huge_pages import in_huge_pages
@@ -239,10 +241,14 @@ class Library:
         module = GraphModule(self, device)
         module.run(**(random_inputs(self.inputs) if inputs is None else inputs))  # a warm-up: pages, thread pool
         runs = [_profile_once(module.vm, self.entry, module.arguments()) for _ in range(repeat)]
-        seconds = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        means = [_means(run) for run in runs]
+        seconds = {name: statistics.median(run[name] for run in means) for name in means[0]}
+        spread = {name: (min(run[name] for run in means), max(run[name] for run in means)) for name in means[0]}
+        usual = sorted(runs, key=lambda run: sum(call.seconds for call in run))[len(runs) // 2]
         whole = module.benchmark(number=1, repeat=repeat)
         schedules = self._measured_schedules(module.run, repeat)
-        self.report = self.report.with_measurements(seconds, float(whole.median), schedules)
+        timeline = timed_calls(self.report.sites, usual)
+        self.report = self.report.with_measurements(seconds, float(whole.median), schedules, spread, timeline)
         if store is not None and self.report.rammer is not None:
             store.add(measurements_of(self.report.rammer))
         return self.report
@@ -319,21 +325,52 @@ def _has_metadata(module: tvm.runtime.Module) -> bool:
     return bool(module.implements_function(METADATA_FUNCTION, query_imports=True))
 
 
-def _profile_once(vm: ThreadSafeMachine, entry: str, arguments: Sequence[Any]) -> dict[str, float]:
-    """Mean seconds per call of every function that one run of ``entry`` calls."""
-    seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
-    calls: collections.Counter[str] = collections.Counter()
-    start = [0.0]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _TimedFunction:
+    """A call of a function by the VirtualMachine, in seconds since the first."""
+
+    name: str
+    start_s: float
+    seconds: float
+
+
+def _profile_once(vm: ThreadSafeMachine, entry: str, arguments: Sequence[Any]) -> list[_TimedFunction]:
+    """Every call of a function in one run of ``entry``."""
+    found: list[_TimedFunction] = []
+    begin, start = time.perf_counter(), [0.0]
 
     def instrument(_function: Any, name: str, before: bool, _result: Any, *_arguments: Any) -> int:
         if before:
             start[0] = time.perf_counter()
         else:
-            seconds[name] += time.perf_counter() - start[0]
-            calls[name] += 1
+            seconds = time.perf_counter() - start[0]
+            found.append(_TimedFunction(name=name, start_s=start[0] - begin, seconds=seconds))
         return 0  # VMInstrumentReturnKind.NO_OP
 
     vm.set_instrument(instrument)
     vm[entry](*arguments)
     vm.set_instrument(lambda *_: 0)
-    return {name: seconds[name] / calls[name] for name in calls}
+    return found
+
+
+def _means(run: Sequence[_TimedFunction]) -> dict[str, float]:
+    """Mean seconds per call of every function."""
+    seconds: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
+    for call in run:
+        seconds[call.name].append(call.seconds)
+    return {name: statistics.mean(times) for name, times in seconds.items()}
+
+
+def timed_calls(sites: Sequence[CallSite], run: Sequence[_TimedFunction]) -> list[TimedCall]:
+    """The calls of kernels in ``run`` at their sites: the VirtualMachine calls a kernel's sites in their order."""
+    places: dict[str, list[int]] = {}
+    for place, site in enumerate(sites):
+        places.setdefault(site.function, []).append(place)
+    turns: collections.Counter[str] = collections.Counter()
+    found = []
+    for call in run:
+        if call.name in places:
+            place = places[call.name][turns[call.name] % len(places[call.name])]
+            turns[call.name] += 1
+            found.append(TimedCall(site=place, start_s=call.start_s, seconds=call.seconds))
+    return found

@@ -21,6 +21,7 @@ from tvm_ext.support.arrays import Array
 from tvm_ext.support.tensors import array_over
 
 from ..fold_calls import FoldCalls
+from ..node_names import imported_nodes, spoken_name
 from .functions import mixes
 from .places import SameModel, place_of
 from .rules import RESHAPES, RULES, SHAPED, UNIFORM, BatchedCall, BatchedOperand, attribute_text, reshaped
@@ -64,6 +65,7 @@ _Value = BatchAxis | None | list[Any] | _Known
 class _Walk:
     def __init__(self, first: ModelAt, second: ModelAt) -> None:
         self._models, self._sizes = (first, second), (first.size, second.size)
+        self._nodes = imported_nodes(first.mod)
         self._values: dict[Var, _Value] = {}
         self._twins: dict[Var, Var] = {}
 
@@ -123,7 +125,7 @@ class _Walk:
 
     def _bind(self, one: Any, other: Any) -> None:
         variable, value, twin = one.var, one.value, other.value
-        who = f"operator {_name_of(value)} (value {variable.name})"
+        who = f"operator {_name_of(value)} (value {spoken_name(self._nodes, variable.name)})"
         if type(value) is not type(twin):
             raise MixedBatch(f"{who} is another one at another batch size")
         self._twins[variable] = other.var

@@ -32,6 +32,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.padding import LAYOUT, LayoutChain, LayoutRecord
 from tvm_ext.records.serialise import from_json, to_json
 
+from ..node_names import kept_label
 from ..rewriting import CallRewriter
 from .blocked import (
     ConvWindow,
@@ -139,7 +140,7 @@ class _Rewrite(CallRewriter):
         value = write(operator)
         if operator.variable not in self.blocked_variables or operator.role == "reduce":
             return value  # NCHW already
-        self.blocked[operator.variable] = self.builder_.emit(value)
+        self.blocked[operator.variable] = self.builder_.emit(value, kept_label(operator.variable, ""))
         return to_plain(self.builder_, self.blocked[operator.variable])
 
     def _blocked(self, value: Expr) -> Expr:

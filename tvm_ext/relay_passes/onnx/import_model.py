@@ -18,9 +18,12 @@ import onnx
 from tvm_ext import _tvm
 from tvm_ext._tvm import Expr, IRModule, Tensor, Var
 from tvm_ext.errors import InputError, ModelError
+from tvm_ext.records import serialise
+from tvm_ext.records.nodes import NODES
 from tvm_ext.support.arrays import Array, DType, is_aligned
 from tvm_ext.support.tensors import tensor_of, tensor_over
 
+from ..node_names import label
 from ..recurrent.loop import open_steps
 from .bind_inputs import RequestedDim, bind_inputs, declared_dims
 from .check import check_names, check_structure, find_unsupported, sort_nodes, unsupported_error, warn_non_finite
@@ -49,8 +52,10 @@ from .import_limits import ImportLimits
 from .integer_products import use_integers
 from .limit import check_limits
 from .load import load_onnx
+from .node_table import imported_graph
 from .operators.tables import CONVERTERS, REPLACED
 from .settle_reshapes import settle_reshapes
+from .stock_importer import import_onnx_with
 
 ORIGINAL_NAMES = "tvm_ext.original_names"
 """Function attribute: argument name -> the ONNX name, for the arguments whose name had to change."""
@@ -245,7 +250,7 @@ def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[IRMod
     proto = with_some_shape(model_from_graph(graph, lambda name: name not in as_arguments), also_inputs=False)
     shapes = _relax_shapes(graph) | {name: list(graph.constants[name].shape) for name in parameters}
     try:
-        mod = _tvm.import_onnx_with(proto, shapes, CONVERTERS)
+        mod = import_onnx_with(proto, shapes, CONVERTERS, label)
     except (*_tvm.IMPORT_ERRORS, MemoryError) as error:
         raise _conversion_error(graph, error) from error
     renamed = {name: original for name, original in original_names.items() if name in (*graph.input_names, *parameters)}
@@ -255,7 +260,7 @@ def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[IRMod
         OUTPUT_NAMES: list(graph.output_names),
     }
     mod["main"] = mod["main"].with_attrs(attributes)
-    return mod, parameters
+    return mod.with_attr(NODES, serialise.to_json(imported_graph(graph, mod, original_names))), parameters
 
 
 def _tensors(constants: dict[str, Array], parameters: Sequence[str]) -> dict[str, Tensor]:
