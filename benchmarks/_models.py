@@ -12,11 +12,11 @@ from typing import Any
 import onnx
 from _common import progress, show
 from _explain import Explanation, explain
-from _peers import OPENVINO, OPENVINO_BF16, PEAK, prepare_openvino, prepare_peak
+from _peers import PEAK, prepare_peak
 from rich.table import Table
 
 from tvm_ext.bench.compare import BenchResult, OtherPeer, bench
-from tvm_ext.bench.contenders import OURS, PEERS, prepare_ours
+from tvm_ext.bench.contenders import OPENVINO_BF16, OURS, PEERS, prepare_openvino, prepare_ours
 from tvm_ext.bench.environment import thread_count
 from tvm_ext.errors import UnsupportedEnvironmentError
 
@@ -60,7 +60,7 @@ class ModelResult:
 def summary(results: Sequence[ModelResult]) -> Table:
     """Per peer: geometric mean of the speed-ups, the lowest, and how many models are not slower."""
     rows = Table("peer", "models", "geometric mean", "lowest", "not slower")
-    for peer in (*PEERS, OPENVINO, OPENVINO_BF16, FLOAT32):
+    for peer in (*PEERS, OPENVINO_BF16, FLOAT32):
         ratios = [(ratio, item.result.model) for item in results if (ratio := item.result.speedup(peer)) is not None]
         if ratios:
             mean, (lowest, where) = statistics.geometric_mean(ratio for ratio, _ in ratios), min(ratios)
@@ -71,7 +71,7 @@ def summary(results: Sequence[ModelResult]) -> Table:
 
 def peak_table(results: Sequence[ModelResult]) -> Table:
     """Per model: operations of a run, and each contender's share of the cores' float32 rate."""
-    peers = [name for name in (*PEERS, OPENVINO, OPENVINO_BF16) if any(item.result.timing(name) for item in results)]
+    peers = [name for name in (*PEERS, OPENVINO_BF16) if any(item.result.timing(name) for item in results)]
     rows = Table("model", "GFLOP", *(f"{name}, of peak" for name in (OURS, *peers)))
     for item in results:
         shares = [item.of_peak(name) for name in (OURS, *peers)]
@@ -103,7 +103,7 @@ def measure(
             proto = model()
             peak, peak_flops = prepare_peak(thread_count())
             others: list[OtherPeer] = [lambda _inputs, _threads, _placement: peak]
-            vino = [item for item in (OPENVINO, OPENVINO_BF16) if item in (peers or ())]
+            vino = [OPENVINO_BF16] if OPENVINO_BF16 in (peers or ()) else []
             others += [partial(prepare_openvino, proto, name=item) for item in vino]
             if floating is not None:
                 real = floating()

@@ -1,13 +1,10 @@
-"""Contenders that benchmarks add to those of `tvm-ext bench`: OpenVINO, NumPy for a matrix product, the FMA units."""
+"""Contenders that benchmarks add to those of `tvm-ext bench`: NumPy for a matrix product, the FMA units."""
 
 from __future__ import annotations
 
 import ctypes
-import time
-from collections.abc import Mapping
 
 import numpy as np
-import onnx
 import tvm
 
 from tvm_ext.bench.contenders import INSTALL_PEERS, Contender
@@ -18,9 +15,6 @@ from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.support.arrays import Array
 
 NUMPY = "numpy"
-OPENVINO, OPENVINO_BF16 = "openvino_f32", "openvino_bf16"
-"""With the precision that it is told to use."""
-
 PEAK = "fma_peak"
 """Multiply-adds in registers alone: what the cores can do at most, in the same minutes as the networks."""
 
@@ -29,46 +23,6 @@ PEAK_STEPS = 4_000_000
 
 _CPU_SET_BYTES = 128
 """glibc's ``cpu_set_t``: a bit for each of 1024 cores."""
-
-
-def prepare_openvino(
-    model: onnx.ModelProto,
-    inputs: Mapping[str, Array],
-    threads: int,
-    _placement: Placement | None = None,
-    name: str = OPENVINO,
-) -> Contender:
-    """OpenVINO's CPU plugin, told to compute in the type that ``name`` ends with: its own choice depends on the CPU.
-
-    Raises UnsupportedEnvironmentError where OpenVINO is not installed.
-    """
-    try:
-        import openvino
-    except ImportError as error:
-        raise UnsupportedEnvironmentError("comparing with OpenVINO needs it installed.", INSTALL_PEERS) from error
-    settings = {
-        "INFERENCE_PRECISION_HINT": name.rpartition("_")[2],
-        "INFERENCE_NUM_THREADS": threads,
-        "NUM_STREAMS": "1",
-        "PERFORMANCE_HINT": "LATENCY",
-    }
-    start = time.perf_counter()
-    core = openvino.Core()
-    read = core.read_model(model.SerializeToString())
-    imported = time.perf_counter()
-    compiled = core.compile_model(read, "CPU", settings)
-    built = time.perf_counter()
-    request = compiled.create_infer_request()
-    for given, value in inputs.items():
-        request.set_tensor(given, openvino.Tensor(np.ascontiguousarray(value)))
-    request.infer()  # starts its threads: later ones would share the core to which this thread is bound meanwhile
-    return Contender(
-        name=name,
-        import_s=imported - start,
-        build_s=built - imported,
-        run=request.infer,
-        outputs=lambda: [np.array(request.get_output_tensor(i).data) for i in range(len(compiled.outputs))],
-    )
 
 
 def prepare_numpy_matmul(left: Array, right: Array, threads: int, placement: Placement | None = None) -> Contender:

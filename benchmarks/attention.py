@@ -25,7 +25,6 @@ import numpy as np
 import onnx
 import typer
 from _common import current_environment, progress, result_path, show, write_results
-from _peers import OPENVINO, prepare_openvino
 from rich.table import Table
 
 from benchmarks.networks.bert import build_bert_base
@@ -33,8 +32,10 @@ from benchmarks.networks.graph import GraphWriter
 from benchmarks.networks.models import build_model, random_inputs
 from tvm_ext.bench.contenders import (
     ONNX_RUNTIME,
+    OPENVINO,
     Contender,
     prepare_onnx_runtime,
+    prepare_openvino,
     prepare_ours,
 )
 from tvm_ext.bench.timing import Runner, interleave, median

@@ -18,14 +18,13 @@ from typing import Annotated
 import typer
 from _common import current_environment, result_path, show, write_results
 from _models import ModelResult, measure, summary
-from _peers import OPENVINO
 
 from tests.support.exported_models import runs
 from tests.support.exported_models.networks import network, require_packages
 from tests.support.exported_models.timed import PREFIX, TIMED
 from tvm_ext import options
 from tvm_ext.bench.compare import result_table
-from tvm_ext.bench.contenders import ONNX_RUNTIME
+from tvm_ext.bench.contenders import ONNX_RUNTIME, OPENVINO
 from tvm_ext.relay_passes.onnx.load import load_onnx
 
 PEERS = (ONNX_RUNTIME, OPENVINO)

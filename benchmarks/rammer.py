@@ -20,16 +20,17 @@ from typing import Annotated, Any
 import onnx
 import typer
 from _common import current_environment, progress, result_path, show, write_results
-from _peers import OPENVINO, prepare_openvino
 from rich.table import Table
 
 from benchmarks.networks.models import RAMMER, build_model
 from tvm_ext.bench.compare import BenchResult, OtherPeer, bench
 from tvm_ext.bench.contenders import (
     ONNX_RUNTIME,
+    OPENVINO,
     OURS,
     Contender,
     prepare_onnx_runtime,
+    prepare_openvino,
     prepare_ours,
 )
 from tvm_ext.bench.environment import Placement, thread_count

@@ -19,13 +19,12 @@ import numpy as np
 import onnx
 import typer
 from _common import current_environment, median_of, progress, result_path, show, write_results
-from _peers import prepare_openvino
 from onnx.helper import make_node
 from rich.table import Table
 
 from tests.support.small_models import onnx_model
 from tvm_ext.bench.compare import bench
-from tvm_ext.bench.contenders import Contender, prepare_ours
+from tvm_ext.bench.contenders import Contender, prepare_openvino, prepare_ours
 from tvm_ext.bench.environment import Placement
 from tvm_ext.options import BuildOptions
 from tvm_ext.support.arrays import Array

@@ -19,7 +19,7 @@ from tvm_ext.reports.text import format_time
 from tvm_ext.support.arrays import Array
 
 from . import contenders, models, timing
-from .contenders import ONNX_RUNTIME, OURS, PEERS, STOCK_TVM, Contender
+from .contenders import ONNX_RUNTIME, OPENVINO, OURS, PEERS, STOCK_TVM, Contender
 from .environment import Environment, Placement, current_environment, on_main_core, place_threads
 
 STOCK_BUDGET_S = 15.0
@@ -44,6 +44,10 @@ class Timing:
     def median_s(self) -> float:
         return timing.median(self.samples_s)
 
+    def quantile_s(self, share: float) -> float:
+        """The time that ``share`` of the samples keep within: of 24 samples p99 is the slowest."""
+        return float(np.quantile(self.samples_s, share, method="inverted_cdf"))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchResult:
@@ -59,6 +63,11 @@ class BenchResult:
 
     def timing(self, name: str) -> Timing | None:
         return next((item for item in self.timings if item.name == name), None)
+
+    @property
+    def batch(self) -> int:
+        """How many items one run works on: the first extent of the first input."""
+        return next((shape[0] for _, shape in self.inputs if shape), 1)
 
     def speedup(self, peer: str) -> float | None:
         """The peer's median time over ours: above 1 where this plugin is faster; None where the peer took no part."""
@@ -93,10 +102,10 @@ def bench(
     """Time one model built by this plugin beside its peers, interleaved in this process.
 
     ``model`` is a built-in name (`models.NAMES`, for which ``batch`` counts), a path or a ModelProto.
-    ``inputs`` default to `models.random_inputs`. ``peers`` are "onnxruntime" and "stock_tvm"; None takes every one
-    that is installed and lists the others as skipped. ``progress`` is told each step: one to build or load each
-    contender, one to time them all. ``clock`` is as in `timing.interleave`. Each thread of a contender has a core to
-    itself meanwhile (`placement`).
+    ``inputs`` default to `models.random_inputs`. ``peers`` are "onnxruntime", "openvino_f32" and "stock_tvm"; None
+    takes every one that is installed and lists the others as skipped. ``progress`` is told each step: one to build or
+    load each contender, one to time them all. ``clock`` is as in `timing.interleave`. Each thread of a contender has a
+    core to itself meanwhile (`placement`).
 
     Raises InputError for an unknown peer, UnsupportedEnvironmentError for a named peer that is not installed, and what
     importing and building the model raise.
@@ -113,6 +122,9 @@ def bench(
     if ONNX_RUNTIME in chosen:
         tell("loading it into ONNX Runtime")
         entrants.append(contenders.prepare_onnx_runtime(proto, values, environment.threads, placement))
+    if OPENVINO in chosen:
+        tell("loading it into OpenVINO")
+        entrants.append(contenders.prepare_openvino(proto, values, environment.threads, placement))
     if STOCK_TVM in chosen:
         tell("building it with stock TVM")
         entrants.append(contenders.prepare_stock_tvm(proto, values, shape, target))
@@ -202,7 +214,8 @@ def _errors(entrants: Sequence[Contender]) -> dict[str, float]:
 
 def result_table(results: Sequence[BenchResult]) -> Table:
     """One row per result and contender. "vs": the peer's median over this row's, above 1 where this row is faster."""
-    table = Table("model", "input", "contender", "build s", "median", "fastest", "vs ONNX Runtime", "vs stock", "error")
+    versus = [f"vs {peer}" for peer in PEERS]
+    table = Table("model", "input", "contender", "build s", "p50", "p90", "p99", "items/s", *versus, "error")
     for column in table.columns[3:]:
         column.justify = "right"
     for result in results:
@@ -220,8 +233,8 @@ def _cells(result: BenchResult, item: Timing) -> tuple[str, ...]:
         "x".join(map(str, shape)),
         item.name,
         f"{item.import_s + item.build_s:.1f}",
-        format_time(item.median_s),
-        format_time(min(item.samples_s)),
+        *(format_time(item.quantile_s(share)) for share in (0.5, 0.9, 0.99)),
+        f"{result.batch / item.median_s:.4g}",
         *ratios,
         error,
     )

@@ -1,4 +1,4 @@
-"""The ways to run one ONNX model that `tvm-ext bench` compares: this plugin, ONNX Runtime, stock TVM."""
+"""The ways to run one ONNX model that `tvm-ext bench` compares: this plugin, ONNX Runtime, OpenVINO, stock TVM."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from tvm_ext.support.arrays import Array
 from .environment import AFFINITY_KEY, Placement
 
 OURS, ONNX_RUNTIME, STOCK_TVM = "tvm_ext", "onnxruntime", "stock_tvm"
-PEERS = (ONNX_RUNTIME, STOCK_TVM)
+OPENVINO, OPENVINO_BF16 = "openvino_f32", "openvino_bf16"
+"""With the precision that it is told to use."""
+PEERS = (ONNX_RUNTIME, OPENVINO, STOCK_TVM)
+_PACKAGES = {ONNX_RUNTIME: ("onnxruntime", "ONNX Runtime"), OPENVINO: ("openvino", "OpenVINO")}
 
 INSTALL_PEERS = "install it with `pip install 'tvm-ext[bench]'`"
 
@@ -46,8 +49,9 @@ def missing_peer(name: str) -> UnsupportedEnvironmentError | None:
     """Why a peer cannot take part here, with the remedy; None where it can. Raises InputError for an unknown name."""
     if name not in PEERS:
         raise InputError(f"there is no peer called {name!r}.", f"the peers are {', '.join(PEERS)}")
-    if name == ONNX_RUNTIME and importlib.util.find_spec("onnxruntime") is None:
-        return UnsupportedEnvironmentError("comparing with ONNX Runtime needs it installed.", INSTALL_PEERS)
+    package, title = _PACKAGES.get(name, ("", ""))
+    if package and importlib.util.find_spec(package) is None:
+        return UnsupportedEnvironmentError(f"comparing with {title} needs it installed.", INSTALL_PEERS)
     return None
 
 
@@ -118,6 +122,46 @@ def prepare_onnx_runtime(
         run=run,
         outputs=lambda: results[0],
         close=lambda: str(session.end_profiling()) if profile_prefix is not None else "",
+    )
+
+
+def prepare_openvino(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Array],
+    threads: int,
+    _placement: Placement | None = None,
+    name: str = OPENVINO,
+) -> Contender:
+    """OpenVINO's CPU plugin, told to compute in the type that ``name`` ends with: its own choice depends on the CPU.
+
+    Raises UnsupportedEnvironmentError where OpenVINO is not installed.
+    """
+    try:
+        import openvino
+    except ImportError as error:
+        raise UnsupportedEnvironmentError("comparing with OpenVINO needs it installed.", INSTALL_PEERS) from error
+    settings = {
+        "INFERENCE_PRECISION_HINT": name.rpartition("_")[2],
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": "1",
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    start = time.perf_counter()
+    core = openvino.Core()
+    read = core.read_model(model.SerializeToString())
+    imported = time.perf_counter()
+    compiled = core.compile_model(read, "CPU", settings)
+    built = time.perf_counter()
+    request = compiled.create_infer_request()
+    for given, value in inputs.items():
+        request.set_tensor(given, openvino.Tensor(np.ascontiguousarray(value)))
+    request.infer()  # starts its threads: later ones would share the core to which this thread is bound meanwhile
+    return Contender(
+        name=name,
+        import_s=imported - start,
+        build_s=built - imported,
+        run=request.infer,
+        outputs=lambda: [np.array(request.get_output_tensor(i).data) for i in range(len(compiled.outputs))],
     )
 
 

@@ -11,7 +11,6 @@ import json
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,11 +25,12 @@ from .compare import compare
 from .database import database
 from .profile import profile as profile_templates
 from .quantize import quantize
+from .run import run
 from .tune import tune
 from .verify import verify
 
 if TYPE_CHECKING:
-    from tvm_ext._tvm import Expr
+    pass
 
 app = typer.Typer(
     name="tvm-ext",
@@ -40,11 +40,14 @@ app = typer.Typer(
     add_completion=False,
 )
 
+_SHOWN_KERNELS = 10  # a choice: what a build prints; reports have all
+
 app.command()(advise)
 app.command()(cache)
 app.command()(compare)
 app.command("profile")(profile_templates)
 app.command()(quantize)
+app.command()(run)
 app.command()(tune)
 app.command()(verify)
 app.add_typer(database, name="database")
@@ -54,6 +57,9 @@ app.add_typer(database, name="database")
 def _settings(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the Python traceback of errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=common.say_version, help="Show the versions, and end.")
+    ] = False,
 ) -> None:
     context.obj.debug = debug
 
@@ -72,6 +78,10 @@ def compile(
     persistent: common.Persistent = None,
     cutlass: common.Cutlass = None,
     rammer: common.Rammer = None,
+    layout: common.Layout = None,
+    threads: common.ThreadCount = None,
+    pipelining: common.Pipelining = None,
+    candidates: common.CandidateCount = None,
     precision: common.Products = None,
     precision_bound: common.Bound = None,
     report: common.Reports = None,
@@ -97,14 +107,13 @@ def compile(
             "enable_cutlass": cutlass,
             "enable_rammer": rammer,
         }
-        asked = {"precision": precision, "precision_bound": precision_bound}
-        precisions: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+        chosen = common.build_settings(layout, threads, pipelining, candidates, precision, precision_bound)
         if open_sizes:
             if profile or keep_times or verify or trace is not None:
                 raise OptionError(
                     "--open goes without --profile, --keep-times, --verify and --trace.", "leave them out"
                 )
-            settings: dict[str, Any] = {key: value for key, value in switches.items() if value is not None} | precisions
+            settings: dict[str, Any] = {key: value for key, value in switches.items() if value is not None} | chosen
             steps.begin("building variants")
             several = relay.build_open(
                 common.load_model(model, batch),
@@ -119,7 +128,7 @@ def compile(
                 several.report.save(path)
             typer.echo(several.report.to_json() if as_json else f"{several.report}\nwrote {output}")
             return
-        library = _build(steps, model, shape, target, batch, verify=verify, **switches, **precisions)
+        library = common.build_model(steps, model, shape, target, batch, verify=verify, **switches, **chosen)
         if profile or keep_times or (trace is not None and not rammer):
             steps.begin("measuring each operator")
             with contextlib.closing(_store()) if keep_times else contextlib.nullcontext() as store:
@@ -133,48 +142,8 @@ def compile(
     if as_json:
         typer.echo(library.report.to_json())
     else:
-        show(library.report, common.output_console())
+        show(library.report, common.output_console(), _SHOWN_KERNELS)
         typer.echo(f"wrote {', '.join(map(str, [output, *(report or []), *([trace] if trace else [])]))}")
-
-
-@app.command()
-def run(
-    model: Annotated[
-        str, typer.Argument(metavar="LIBRARY|MODEL", help="A compiled library (.so), or a model to compile first.")
-    ],
-    input: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=FILE.npy", help="An input. Default: seeded random numbers.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write all outputs to this .npz file.")] = None,
-    target: common.Target = "llvm",
-    shape: common.ShapeOption = None,
-    seed: common.Seed = 0,
-    as_json: common.AsJson = False,
-) -> None:
-    """Run a library or a model once and show its outputs."""
-    from tvm_ext import relay
-    from tvm_ext.runtime.library import random_inputs
-
-    with common.progress_bar(4) as steps:
-        if model.endswith((".so", ".dylib", ".dll")):
-            steps.begin(f"loading {model}")
-            library = relay.load(model)
-        else:
-            library = _build(steps, model, shape, target)
-        steps.begin("running")
-        module: Any = library["default"]()
-        module.set_input(**common.read_inputs(input or []))
-        unset = [spec for spec in library.inputs if not module.has_input(spec.name)]
-        sizes = common.parse_shapes(shape)
-        drawn = [replace(spec, shape=tuple(sizes[spec.name])) if spec.name in sizes else spec for spec in unset]
-        module.run(**random_inputs(drawn, seed))
-    if isinstance(library, relay.OpenLibrary) and not as_json:
-        typer.echo(f"ran as {' + '.join(library.name_of(part) for part in module.parts())}", err=True)
-    results = [module.get_output(index).numpy() for index in range(module.get_num_outputs())]
-    names = [spec.name for spec in library.outputs]
-    if output is not None:
-        _save_outputs(output, names, results)
-    _show_outputs(names, results, [spec.name for spec in unset], as_json)
 
 
 @app.command()
@@ -185,24 +154,34 @@ def bench(
     batch: common.Batch = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each contender, taken in turns.")] = 8,
     peer: Annotated[
-        list[str] | None, typer.Option(help="onnxruntime or stock_tvm. Default: all that are installed.")
+        list[str] | None, typer.Option(help="onnxruntime, openvino_f32, stock_tvm. Default: all that are installed.")
     ] = None,
+    layout: common.Layout = None,
+    threads: common.ThreadCount = None,
+    pipelining: common.Pipelining = None,
+    candidates: common.CandidateCount = None,
+    precision: common.Products = None,
+    precision_bound: common.Bound = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON to this file.")] = None,
     seed: common.Seed = 0,
     as_json: common.AsJson = False,
 ) -> None:
-    """Time a model beside ONNX Runtime and stock TVM; contenders take turns."""
+    """Time a model beside ONNX Runtime, OpenVINO and stock TVM; contenders take turns."""
     from tvm_ext.bench.compare import bench as measure
+    from tvm_ext.options import BuildOptions
     from tvm_ext.records import serialise
     from tvm_ext.support.files import write_atomically
 
     common.check_model(model)
-    with common.progress_bar(4) as steps:
+    with common.progress_bar(5) as steps:
         result = measure(
             model,
             batch=batch,
             shape=common.parse_shapes(shape) or None,
             target=target,
+            options=BuildOptions.current(
+                **common.build_settings(layout, threads, pipelining, candidates, precision, precision_bound)
+            ),
             peers=peer,
             rounds=rounds,
             seed=seed,
@@ -227,6 +206,12 @@ def explain(
     device: Annotated[str, typer.Option(help="Device to construct for (see `tvm-ext devices`).")] = "cpu",
     shape: common.ShapeOption = None,
     batch: common.Batch = 1,
+    layout: common.Layout = None,
+    threads: common.ThreadCount = None,
+    pipelining: common.Pipelining = None,
+    candidates: common.CandidateCount = None,
+    precision: common.Products = None,
+    precision_bound: common.Bound = None,
     alternatives: Annotated[int, typer.Option(min=0, help="How many slower programs to show.")] = 10,
     as_json: common.AsJson = False,
 ) -> None:
@@ -240,15 +225,18 @@ def explain(
     from .explain import operator_names, operators_of, render
 
     spec = lookup(device)
+    options = BuildOptions.current(
+        **common.build_settings(layout, threads, pipelining, candidates, precision, precision_bound)
+    )
     with common.progress_bar(2) as steps:
         steps.begin("importing")
         mod, params = common.import_model(model, shape, batch)
         steps.begin("dividing it into operators")
-        operators = operators_of(relay.prepare(mod, params), spec, BuildOptions.current())
+        operators = operators_of(relay.prepare(mod, params), spec, options)
     if operator is None:
         common.list_operators(operator_names(operators), as_json)
         return
-    explanation = construct_for(operators, operator, spec, BuildOptions.current())
+    explanation = construct_for(operators, operator, spec, options)
     if as_json:
         typer.echo(serialise.to_json(explanation))
         return
@@ -323,58 +311,11 @@ def doctor(
     raise typer.Exit(code=int(any(finding.state == "problem" for finding in findings)))
 
 
-def _build(
-    steps: common.Steps, model: str, shape: list[str] | None, target: str, batch: int = 1, **settings: Any
-) -> Any:
-    """Import and build, in two steps."""
-    from tvm_ext import relay
-
-    steps.begin("importing")
-    mod, params = common.import_model(model, shape, batch)
-    steps.begin("building")
-    return relay.build(mod, target, params=params, progress=steps.detail, **settings)
-
-
 def _store() -> Any:
     from tvm_ext.autotune.store import MeasurementStore
     from tvm_ext.options import BuildOptions
 
     return MeasurementStore.for_build(BuildOptions.current())
-
-
-def _save_outputs(path: Path, names: Sequence[str], results: Sequence[Any]) -> None:
-    import io
-
-    import numpy as np
-
-    from tvm_ext.support.files import write_atomically
-
-    buffer = io.BytesIO()
-    np.savez(buffer, **dict(zip(names, results, strict=True)))
-    write_atomically(path, buffer.getvalue())
-
-
-def _show_outputs(names: Sequence[str], results: Sequence[Any], random: Sequence[str], as_json: bool) -> None:
-    rows: list[dict[str, Any]] = [
-        {"name": name, "shape": list(value.shape), "dtype": str(value.dtype), **_statistics(value)}
-        for name, value in zip(names, results, strict=True)
-    ]
-    if as_json:
-        typer.echo(json.dumps({"random_inputs": list(random), "outputs": rows}))
-        return
-    if random:
-        typer.echo(f"random input(s): {', '.join(random)}", err=True)
-    for row in rows:
-        shape = "x".join(map(str, row["shape"])) or "scalar"
-        typer.echo(f"{row['name']}: {shape} {row['dtype']}, min {row['min']}, mean {row['mean']}, max {row['max']}")
-
-
-def _statistics(value: Expr) -> dict[str, float | None]:
-    """Minimum, mean and maximum; None for an empty tensor or one that has no order."""
-    if value.size == 0 or value.dtype.kind not in "fiub":
-        return {"min": None, "mean": None, "max": None}
-    exact = value.astype("float64")
-    return {"min": float(exact.min()), "mean": float(exact.mean()), "max": float(exact.max())}
 
 
 class _Settings:

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -18,7 +19,7 @@ from typing import Annotated, Any, NoReturn
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from tvm_ext.errors import InputError, ModelError, OptionError
 from tvm_ext.support.files import remove_temporary
@@ -46,6 +47,12 @@ Products = Annotated[
 Bound = Annotated[
     float | None, typer.Option("--precision-bound", help="Largest error of an output by --precision, measured.")
 ]
+Layout = Annotated[str | None, typer.Option(help="Between convolutions: auto, NCHW, NCHWc (CPUs), NHWC (GPUs).")]
+ThreadCount = Annotated[int | None, typer.Option(min=1, help="CPU cores that kernels are divided among. Default: all.")]
+Pipelining = Annotated[
+    str | None, typer.Option(help="How far GPU kernels load ahead: off, double, multistage, full. Default: full.")
+]
+CandidateCount = Annotated[int | None, typer.Option(min=1, help="How many rPrograms construction keeps. Default: 10.")]
 Roller = Annotated[bool, typer.Option("--roller/--no-roller", help="Construct kernels, or leave them to stock TVM.")]
 Persistent = Annotated[
     bool | None,
@@ -62,6 +69,32 @@ Open = Annotated[
     list[str] | None,
     typer.Option("--open", metavar="DIM=SIZES", help="A dimension that stays open: batch=1:32, or seq=16,64,128."),
 ]
+
+
+def build_settings(
+    layout: str | None = None,
+    threads: int | None = None,
+    pipelining: str | None = None,
+    candidates: int | None = None,
+    precision: str | None = None,
+    precision_bound: float | None = None,
+) -> dict[str, Any]:
+    """Fields of `BuildOptions` that options of a command set; those that were left out are not among them."""
+    ahead = {"enable_pipelining": False} if pipelining == "off" else {"pipelining": pipelining}
+    fields: dict[str, Any] = {"layout": layout, "num_threads": threads, "candidates": candidates}
+    fields |= {"precision": precision, "precision_bound": precision_bound, **ahead}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def say_version(asked: bool) -> None:
+    """Print the versions of this package and of what it works with, and end."""
+    if asked:
+        from tvm_ext._environment import installed_version
+
+        names = ("tvm_ext", "apache-tvm", "apache-tvm-ffi", "onnx", "numpy")
+        typer.echo("\n".join(f"{name} {installed_version(name) or 'not installed'}" for name in names))
+        raise typer.Exit
+
 
 # --- reading arguments -----------------------------------------------------------------------------------------------
 InputShapes = dict[str, list[int]]
@@ -242,24 +275,28 @@ class Steps:
     """A long piece of work's progress: ``begin`` starts its next step, ``detail`` says what the step is doing."""
 
     def __init__(self, progress: Progress, count: int) -> None:
-        self._progress, self._count, self._title = progress, count, ""
-        self._task = progress.add_task("", total=count, completed=-1)
+        self._progress, self._title, self._begun, self._details = progress, "", -1, 0
+        self._task = progress.add_task("", total=count)
 
     def begin(self, title: str) -> None:
         interrupts.check()
-        self._title = title
-        self._progress.update(self._task, description=title, advance=1)
+        self._title, self._begun, self._details = title, self._begun + 1, 0
+        self._progress.update(self._task, description=title, completed=self._begun)
 
     def detail(self, text: str) -> None:
+        """Moves the bar: passes, whose number nobody knows, through half of the step, kernels through the other."""
         interrupts.check()
-        self._progress.update(self._task, description=f"{self._title}: {text}")
+        self._details += 1
+        counted = re.match(r"kernel (\d+) of (\d+)", text)
+        share = 0.5 * (1 - 0.97**self._details) if counted is None else 0.5 + 0.5 * int(counted[1]) / int(counted[2])
+        self._progress.update(self._task, description=f"{self._title}: {text}", completed=self._begun + share)
 
 
 @contextlib.contextmanager
 def progress_bar(count: int) -> Iterator[Steps]:
     """Shows ``count`` steps on the error stream while it lasts; silent unless that is a terminal."""
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (SpinnerColumn(), BarColumn(bar_width=20), TaskProgressColumn(), TimeElapsedColumn())
     text = TextColumn("{task.description}", markup=False)
     with Progress(*columns, text, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield Steps(progress, count)
@@ -278,3 +315,13 @@ def list_operators(names: Sequence[tuple[str, int]], as_json: bool) -> None:
     for name, calls in names:
         typer.echo(f"{calls:4} x {name}")
     typer.echo("choose one with --operator NAME", err=True)
+
+
+def build_model(steps: Steps, model: str, shape: list[str] | None, target: str, batch: int = 1, **settings: Any) -> Any:
+    """Import and build, in two steps."""
+    from tvm_ext import relay
+
+    steps.begin("importing")
+    mod, params = import_model(model, shape, batch)
+    steps.begin("building")
+    return relay.build(mod, target, params=params, progress=steps.detail, **settings)

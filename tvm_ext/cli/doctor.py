@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -49,7 +51,7 @@ class HealthCheck:
 def examine(libraries: Sequence[Path] = ()) -> Iterator[HealthCheck]:
     """Every finding, one after the other: some take a second. Of ``libraries`` the digest is checked."""
     checks: tuple[Callable[[], Iterator[HealthCheck]], ...] = (
-        _versions, _native_part, _pipelines, _processor, _device_row, _threads, _cache, _compiler,
+        _versions, _import_time, _native_part, _pipelines, _processor, _device_row, _threads, _cache, _compiler,
         _cuda_compiler, _small_build,
     )  # fmt: skip
     for check in checks:
@@ -103,6 +105,32 @@ def _optional(name: str, use: str) -> HealthCheck:
             remedy="pip install 'tvm-ext[bench]'",
         )
     return HealthCheck(name=name, state="ok", detail=version)
+
+
+_IMPORTS = (
+    "import time, importlib.metadata as metadata\n"
+    "if {without}:\n"
+    "    found = metadata.entry_points\n"
+    "    metadata.entry_points = lambda **asked: () if asked.get('group') == 'tvm.backends' else found(**asked)\n"
+    "start = time.process_time()\n"
+    "import tvm\n"
+    "print(time.process_time() - start)\n"
+)
+
+
+def _import_time() -> Iterator[HealthCheck]:
+    """What the plugin adds to ``import tvm``, in processor time, of a process with its entry point and one without.
+
+    This process has brought their files into memory.
+    """
+    detail = f"{_imported(False):.2f} s of processor time, {_imported(True):.2f} s without this plugin"
+    yield HealthCheck(name="import tvm", state="ok", detail=detail)
+
+
+def _imported(without: bool) -> float:
+    text = _IMPORTS.format(without=without)
+    ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True)
+    return float(ran.stdout.split()[-1])
 
 
 def _native_part() -> Iterator[HealthCheck]:

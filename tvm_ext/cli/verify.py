@@ -11,6 +11,7 @@ import typer
 
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError, ModelError
+from tvm_ext.options import BuildOptions
 
 from . import common
 
@@ -29,6 +30,8 @@ def verify(
     shape: common.ShapeOption = None,
     batch: common.Batch = 1,
     seed: common.Seed = 0,
+    pipelining: common.Pipelining = None,
+    candidates: common.CandidateCount = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Check a GPU kernel without a GPU: races, bounds, barriers, values, bank conflicts. Exit code 1: it is wrong."""
@@ -41,7 +44,8 @@ def verify(
     if ":" in kernel and kernel.rpartition(":")[0].endswith(".py"):
         function, reference = load_function(kernel), None
     else:
-        found = _of_model(kernel, operator, spec, shape, batch, as_json)
+        options = BuildOptions.current(**common.build_settings(pipelining=pipelining, candidates=candidates))
+        found = _of_model(kernel, operator, spec, shape, batch, options, as_json)
         if found is None:
             return
         function, reference = found
@@ -92,11 +96,16 @@ def _is_function(value: object) -> bool:
 
 
 def _of_model(
-    model: str, operator: str | None, device: DeviceSpec, shape: list[str] | None, batch: int, as_json: bool
+    model: str,
+    operator: str | None,
+    device: DeviceSpec,
+    shape: list[str] | None,
+    batch: int,
+    options: BuildOptions,
+    as_json: bool,
 ) -> tuple[PrimFunc, PrimFunc] | None:
     """(the operator's kernels for ``device``, its reference on the CPU); None where the operators were listed."""
     from tvm_ext import relay
-    from tvm_ext.options import BuildOptions
     from tvm_ext.tir_passes.construct_kernels import construct_kernel
     from tvm_ext.verify.verification import cpu_reference
 
@@ -113,4 +122,4 @@ def _of_model(
     if operator not in dict(names):
         raise InputError(f"the model has no operator {operator!r}.", common.nearest(operator, dict(names)))
     function = operators[operator]
-    return construct_kernel(function, operator, device, BuildOptions.current()), cpu_reference(function)
+    return construct_kernel(function, operator, device, options), cpu_reference(function)

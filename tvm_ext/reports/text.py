@@ -20,10 +20,14 @@ def render(report: BuildRecord, width: int = 160) -> str:
     return buffer.getvalue().rstrip("\n")
 
 
-def show(report: BuildRecord, console: Console) -> None:
-    """Print the summary and one line per operator, the slowest first."""
+def show(report: BuildRecord, console: Console, most: int | None = None) -> None:
+    """Print the summary and one line per operator, the slowest first; of more than ``most`` only so many."""
     console.print(Text(summary(report)))
-    console.print(operator_table(report))
+    console.print(operator_table(report, most))
+    hidden = by_time(report)[most:] if most is not None else []
+    if hidden:
+        share = sum(operator.total_s or 0.0 for operator in hidden)
+        console.print(Text(f"{len(hidden)} more kernels take {format_time(share)}; --report FILE.html shows all"))
     for line in profile(report):
         console.print(Text(line))
 
@@ -117,7 +121,7 @@ def summary(report: BuildRecord) -> str:
     return "\n".join(filter(None, lines))
 
 
-def operator_table(report: BuildRecord) -> Table:
+def operator_table(report: BuildRecord, most: int | None = None) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("operator", overflow="fold", max_width=44)
     for header in ("calls", "predicted", "measured", "all calls"):
@@ -125,7 +129,7 @@ def operator_table(report: BuildRecord) -> Table:
     for header in ("path", "bound"):
         table.add_column(header, no_wrap=True)
     table.add_column("how and why", overflow="fold")
-    for operator in by_time(report):
+    for operator in by_time(report)[:most]:
         table.add_row(*_cells(report, operator))
     return table
 

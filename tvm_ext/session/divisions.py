@@ -43,6 +43,9 @@ class Divisions:
         whole = set(self._declared) == set(piece.inputs)
         self._inputs = piece.inputs
         self._batch = str(names.pop()) if whole and len(names) == 1 else None
+        self.reasons: dict[str, None] = {}  # why batches were not divided, each once, in the order in which they came
+        if self._batch is None and any(isinstance(dim, str) for dims in self._declared.values() for dim in dims):
+            self._refused("its inputs do not begin with one open dimension")
         self._known: dict[InputSizes, DividedRun | None] = {}
         self._models: dict[InputSizes, ModelAt] = {}
 
@@ -70,11 +73,20 @@ class Divisions:
         try:
             whole = self._model(size, shapes)
             found = {batch_axes(whole, self._model(part, own)) for part, own in parts.items()}
-        except (MixedBatch, TvmExtError):  # what cannot be imported says so when it is built
+        except MixedBatch as reason:
+            self._refused(str(reason))
+            return None
+        except TvmExtError as error:  # what cannot be imported says so when it is built
+            self._refused(error.problem)
             return None
         if len(found) != 1:
+            self._refused("the batch does not lie alike in all parts")
             return None
         return DividedRun(axes=found.pop(), sizes=sizes, shapes=tuple(parts[part] for part in sizes))
+
+    def _refused(self, reason: str) -> None:
+        if len(self.reasons) < MOST_KEPT:
+            self.reasons[reason] = None
 
     def _at(self, shapes: InputSizes, size: int) -> InputSizes:
         """``shapes`` for another size of the batch."""

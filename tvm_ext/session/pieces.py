@@ -36,17 +36,22 @@ Build = Callable[[onnx.ModelProto, Mapping[str, Sequence[int]]], Library]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PieceReport:
-    """Who runs a piece, why it is not us, how many operators of the model it has, and a build report by shapes."""
+    """Who runs a piece, why it is not us, how many operators of the model it has, and a build report by shapes.
+
+    ``undivided`` says why batches ran as a whole, each of which is compiled: the operator that mixes elements.
+    """
 
     engine: str  # "tvm_ext" or "onnxruntime"
     reason: str
     operators: int
     builds: tuple[tuple[InputSizes, BuildReport], ...]
+    undivided: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         shapes = [" and ".join("x".join(map(str, shape)) or "scalar" for shape in own) for own, _ in self.builds]
         compiled = f", compiled for {'; '.join(shapes)}" if shapes else ""
-        return f"{self.engine}: {self.operators} operators{compiled}{': ' * bool(self.reason)}{self.reason}"
+        whole = "".join(f"; batches are not divided: {reason}" for reason in self.undivided)
+        return f"{self.engine}: {self.operators} operators{compiled}{': ' * bool(self.reason)}{self.reason}{whole}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +127,7 @@ class CompiledPiece:
             reason="" if self._runtime is None else f"beyond {MOST_VARIANTS} shapes in ONNX Runtime",
             operators=len(self.piece.model.graph.node),
             builds=tuple((shapes, report) for shapes, own in self._variants.items() for _, report in own.builds),
+            undivided=tuple(self._divisions.reasons),
         )
 
     @property

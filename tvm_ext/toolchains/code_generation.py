@@ -207,7 +207,7 @@ def _compile_all(
         for future in as_completed(futures):
             results.append((futures[future], future.result()))
             if progress is not None:
-                progress(f"compiled {futures[future].symbol}")
+                progress(f"kernel {len(results)} of {len(pending)}: {futures[future].symbol}")
     return results
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from tvm_ext.bench import compare as bench_module
 from tvm_ext.bench import contenders, models
-from tvm_ext.bench.compare import BenchResult, bench, relative_error
-from tvm_ext.bench.contenders import ONNX_RUNTIME, OURS, STOCK_TVM
+from tvm_ext.bench.compare import BenchResult, Timing, bench, relative_error
+from tvm_ext.bench.contenders import ONNX_RUNTIME, OPENVINO, OURS, STOCK_TVM, missing_peer
 from tvm_ext.errors import InputError, UnsupportedEnvironmentError
 from tvm_ext.records.serialise import from_json, to_json
 
@@ -23,10 +23,20 @@ def result() -> BenchResult:
     return bench("mlp", batch=2, rounds=2, stock_budget_s=0.5)
 
 
+def present(*peers: str) -> list[str]:
+    return [name for name in peers if missing_peer(name) is None]
+
+
+def test_quantiles_are_samples_that_were_taken() -> None:
+    samples = tuple(float(number) for number in range(1, 101))
+    item = Timing(name="x", import_s=0.0, build_s=0.0, samples_s=samples, relative_error=None)
+    assert [item.quantile_s(share) for share in (0.5, 0.9, 0.99)] == [50.0, 90.0, 99.0]
+
+
 def test_all_contenders_are_timed_and_right(result: BenchResult) -> None:
-    assert [item.name for item in result.timings] == [OURS, ONNX_RUNTIME, STOCK_TVM]
+    assert [item.name for item in result.timings] == [OURS, *present(ONNX_RUNTIME, OPENVINO, STOCK_TVM)]
     assert result.inputs == (("x", (2, 784)),)
-    assert result.skipped == ()
+    assert {name for name, _ in result.skipped} <= {OPENVINO}
     for item in result.timings:
         assert item.samples_s
         assert min(item.samples_s) > 0
@@ -76,9 +86,8 @@ def test_missing_onnx_runtime_is_skipped_with_the_remedy(monkeypatch: pytest.Mon
     monkeypatch.setattr(contenders.importlib.util, "find_spec", lambda _name: None)
     result = bench("mlp", rounds=1, stock_budget_s=0.1)
     assert [item.name for item in result.timings] == [OURS, STOCK_TVM]
-    ((name, reason),) = result.skipped
-    assert name == ONNX_RUNTIME
-    assert "tvm-ext[bench]" in reason
+    assert [name for name, _ in result.skipped] == [ONNX_RUNTIME, OPENVINO]
+    assert all("tvm-ext[bench]" in reason for _, reason in result.skipped)
     with pytest.raises(UnsupportedEnvironmentError, match=r"tvm-ext\[bench\]"):
         bench("mlp", peers=[ONNX_RUNTIME])
 

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.progress import Progress
 
+import tvm_ext
 from tvm_ext import relay
 from tvm_ext.cli import doctor
 from tvm_ext.cli.app import main
-from tvm_ext.cli.common import parse_shapes
+from tvm_ext.cli.common import Steps, parse_shapes
 from tvm_ext.cli.doctor import HealthCheck
 from tvm_ext.errors import InputError, OptionError
 from tvm_ext.reports.report import BuildReport
@@ -59,6 +61,47 @@ def test_compile_prints_the_report(command: Command, tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     assert "kernels: " in out
     assert f"wrote {tmp_path / 'm.so'}" in out
+
+
+def test_the_versions(command: Command) -> None:
+    code, out, err = command("--version")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"tvm_ext {tvm_ext.__version__}\napache-tvm 0.27")
+
+
+def test_options_of_a_build_reach_it(command: Command, tmp_path: Path) -> None:
+    chosen = ("--layout", "NCHW", "--threads", 1, "--candidates", 3, "--pipelining", "off")
+    code, out, _ = command("compile", "mlp", "-o", tmp_path / "m.so", "--json", *chosen)
+    options = dict(BuildReport.from_json(out).options)
+    assert code == 0
+    assert (options["layout"], options["num_threads"], options["candidates"]) == ("NCHW", "1", "3")
+    assert options["enable_pipelining"] == "False"
+    for name in ("compile", "bench", "explain"):
+        code, _, err = command(name, "mlp", "--layout", "rows")
+        assert code == 2
+        assert "NCHWc" in err, name
+
+
+@pytest.mark.parametrize("name", ["compile", "bench", "explain", "verify"])
+def test_commands_that_build_take_the_options_of_builds(command: Command, name: str) -> None:
+    _, out, _ = command(name, "--help")
+    names = {"--candidates", "--pipelining"} | ({"--layout", "--threads", "--precision"} if name != "verify" else set())
+    assert all(option in out for option in names)
+
+
+def test_the_bar_moves_with_passes_and_kernels() -> None:
+    """Never back, by passes to the middle of a step, by kernels to its end."""
+    progress = Progress()
+    steps = Steps(progress, 2)
+    seen = []
+    steps.begin("importing")
+    steps.begin("building")
+    for text in ("FuseOps", "tvm_ext.PackConstants", "kernel 1 of 2: a", "kernel 2 of 2: b"):
+        steps.detail(text)
+        seen.append(progress.tasks[0].completed)
+    assert seen == sorted(seen)
+    assert 1 < seen[1] < 1.5
+    assert seen[2:] == [1.75, 2.0]
 
 
 def test_compile_prints_json_for_scripts(command: Command, tmp_path: Path) -> None:

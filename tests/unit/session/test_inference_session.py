@@ -107,6 +107,17 @@ def test_its_answers_are_onnx_runtimes() -> None:
     assert {shapes for shapes, _ in own.report.pieces[0].builds} == {((1, 8),), ((2, 8),), ((4, 8),)}
 
 
+def test_a_session_says_why_a_batch_is_not_divided() -> None:
+    nodes = [*LAYER, helper.make_node("Softmax", ["y"], ["z"], "over_the_batch", axis=0)]
+    session = InferenceSession(_model(nodes, outputs={"z": TensorProto.FLOAT}))
+    session.run(None, {"x": _x(3)})
+    assert "over_the_batch" in "".join(session.report.pieces[0].undivided)
+    assert "batches are not divided: operator relax.nn.softmax" in str(session.report)
+    divided = InferenceSession(_model(LAYER))
+    divided.run(None, {"x": _x(3)})
+    assert divided.report.pieces[0].undivided == ()
+
+
 def test_outputs_are_the_callers() -> None:
     session = InferenceSession(_model(LAYER))
     first, x = session.run(["y"], {"x": (ones := np.ones((2, 8), "float32"))})[0], _x(2)
