@@ -8,7 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tvm_ext._tvm import Buffer, Call, Expr, Node, TensorLoad, Var, ir, structural_map, structural_walk, tirx
+from tvm_ext._tvm import (
+    Buffer,
+    Call,
+    Expr,
+    IRModule,
+    Node,
+    PrimFunc,
+    TensorLoad,
+    Var,
+    ir,
+    structural_map,
+    structural_walk,
+    tirx,
+)
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.predicates import is_in
 
@@ -45,6 +58,18 @@ def bound(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
         return body(value)
     variable = Var("t", value.ty)
     return tirx.Let(variable, _without_numbers_of_truth(value), body(variable))
+
+
+def with_own_bindings(func: PrimFunc) -> PrimFunc:
+    """``func`` with a variable for each binding, of which there are two where an emitter wrote an expression twice.
+
+    Stock TVM's simplifier keeps what a variable was bound to first, and puts a number wherever the variable is read.
+    """
+    bound_ones: list[Var] = []
+    structural_walk(func.body, (tirx.Let, lambda binding: bound_ones.append(binding.var)))
+    if len(set(bound_ones)) == len(bound_ones):
+        return func
+    return tirx.transform.ConvertSSA()(IRModule({"main": func}))["main"]
 
 
 def uses_bfloat16(node: Node) -> bool:

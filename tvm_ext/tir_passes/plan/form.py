@@ -26,6 +26,7 @@ from tvm_ext.analysis.predicates import is_in
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import allocate, sequence
+from tvm_ext.ir.float_ir import with_own_bindings
 from tvm_ext.ir.llvm_functions import with_texts
 from tvm_ext.ir.simt_ir import SimtKernel
 from tvm_ext.records.choice import CHOICE, ConstantPack, GpuPlan, KernelChoice, Path
@@ -91,7 +92,8 @@ def _allocations(statements: Sequence[Stmt], operator: OperatorBody) -> list[Stm
 def function_like(func: PrimFunc, params: Sequence[Buffer], body: Stmt) -> PrimFunc:
     """A function with ``func``'s attributes and result, of plain loops."""
     attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
-    return tirx.PrimFunc(list(params), with_texts(body), func.ret_type).with_attrs({**attrs, "s_tir": True})
+    made = tirx.PrimFunc(list(params), with_texts(body), func.ret_type).with_attrs({**attrs, "s_tir": True})
+    return with_own_bindings(made)
 
 
 def packed_params(params: Sequence[Buffer], forms: Sequence[Form]) -> list[Buffer]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from onnx import TensorProto, helper, numpy_helper
 from tvm import te
 
 from tests.unit.float_expressions import EXPRESSIONS, assert_same, function_of, operands
 from tests.unit.kernels import constructed, from_te, run
+from tvm_ext import relay
 from tvm_ext._tvm import tirx
 from tvm_ext.tir_passes.expressions.exact_floats import keep_floats, pass_nan_on
 
@@ -51,3 +53,21 @@ def test_integers_are_left_alone():
     x = te.placeholder((8,), "int32", "x")
     func = from_te(x, te.compute((8,), lambda i: tirx.Max(x[i], tirx.Sub(x[i] + 1, x[i])), "y"))
     tvm.ir.assert_structural_equal(pass_nan_on(keep_floats(func.body)), func.body)
+
+
+def test_a_binding_that_is_written_for_each_region_is_one_for_each():
+    """Regions of a padded row bind the same variable to 0 and to loads: the simplifier would take 0 for all."""
+    nodes = [helper.make_node("Pad", ["x", "amounts"], ["padded"]), helper.make_node("Cast", ["padded"], ["y"], to=7)]
+    graph = helper.make_graph(
+        nodes,
+        "cast",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, None)],
+        [numpy_helper.from_array(np.array([0, 1, 1, 2]), "amounts")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    mod, params = relay.frontend.from_onnx(model)
+    module = relay.build(mod, "llvm", params=params)["default"]()
+    values = np.arange(64, dtype="float32").reshape(8, 8) + 1.5
+    module.run(x=values)
+    np.testing.assert_array_equal(module.get_output(0).numpy(), np.pad(values.astype("int64"), ((0, 1), (1, 2))))
