@@ -23,10 +23,11 @@ from tvm_ext.records.tuning import RowTiles
 
 CALL_OPERATIONS = 16  # vector instructions of an exp, erf or tanh, see vector_math
 GATHER_OPERATIONS = 2  # of a lane whose address is loaded: a cycle (1.4 on a Zen 5); of one that is a step away 1
-LIBRARY_OPERATIONS = 14  # of a lane that calls the C library: 7 cycles of a sine on a Zen 5
-LIBRARY_FUNCTIONS = frozenset(
-    f"tirx.{name}" for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
-)
+LIBRARY_OPERATIONS = 14  # of a lane that calls the C library: 7 cycles of a float64's sine on a Zen 5
+LIBRARY_FUNCTIONS = frozenset(f"tirx.{name}" for name in ("asinh", "acosh", "atanh"))
+WIDE_LIBRARY_FUNCTIONS = LIBRARY_FUNCTIONS | {
+    f"tirx.{name}" for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")
+}
 ASSUMED_GFLOPS = 16.0  # of one unit whose rate for a type is not known
 
 
@@ -100,7 +101,8 @@ class RowClock:
         """What is done for each lane by itself: addresses that are no vector's, and calls."""
         calls: list[Call] = []
         structural_walk(computation.value, (Call, calls.append))
-        called = sum(getattr(call.op, "name", "") in LIBRARY_FUNCTIONS for call in calls)
+        by_library = WIDE_LIBRARY_FUNCTIONS if dtype_of(computation.target) == "float64" else LIBRARY_FUNCTIONS
+        called = sum(getattr(call.op, "name", "") in by_library for call in calls)
         if not computation.spatial or computation.is_reduction:
             return LIBRARY_OPERATIONS * called
         last, loads = computation.spatial[-1], computation.loads()

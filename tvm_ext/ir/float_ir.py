@@ -123,6 +123,18 @@ def hidden(value: float, dtype: str) -> Expr:
     return size if math.copysign(1.0, value) > 0 else tirx.Mul(tirx.FloatImm(dtype, -1.0), size)
 
 
+def f32(value: float) -> Expr:
+    return tirx.const(value, "float32")
+
+
+def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
+    """Horner's scheme in float32; ``coefficients[i]`` belongs to ``x**i``."""
+    total: Expr = f32(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = total * x + f32(coefficient)
+    return total
+
+
 def copy_of(value: Expr) -> Expr:
     """``value`` again, which nothing in TVM takes for the same: multiplied by a hidden 1, which compilers drop."""
     return tirx.Mul(value, hidden(1.0, dtype_of(value)))

@@ -1,4 +1,4 @@
-"""exp, log, erf, tanh, sigmoid and simple powers as arithmetic, so that loops which hold them run in SIMD registers.
+"""exp, log, erf, tanh, sigmoid, simple powers and `circular_math` as arithmetic, so that loops run in SIMD registers.
 
 LLVM has no vector form of these functions: each would be one call to the C library per element (about 20 ns). The
 polynomials below are our own fits, made in float64 by Chebyshev interpolation and by iteratively reweighted rational
@@ -18,15 +18,20 @@ from tvm_ext._tvm import Call, Expr, Node, structural_map, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import HALF_TYPES
-from tvm_ext.ir.float_ir import bound
+from tvm_ext.ir.float_ir import bound, f32, polynomial
 
+from . import circular_math
 from .cut_expressions import binds, name_of
 
-FUNCTIONS = frozenset(f"tirx.{name}" for name in ("exp", "log", "erf", "tanh", "sigmoid", "pow"))
+_CIRCULAR = ("sin", "cos", "tan", "asin", "acos", "atan")
+FUNCTIONS = frozenset(
+    f"tirx.{name}" for name in ("exp", "log", "erf", "tanh", "sigmoid", "pow", *_CIRCULAR, "sinh", "cosh")
+)
 LIBRARY_FUNCTIONS = frozenset(f"tirx.{name}" for name in ("tanh", "sinh", "cosh"))
 AVX512_REGISTER_BYTES = 64  # 512 bits, by definition
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the first has 9 bits, so n * LN2_HIGH is exact
 EXP_HIGHEST, EXP_LOWEST = 89.0, -104.0  # e^x rounds to inf above, to 0 below
+HALF_EXP_HIGHEST = 89.5  # e^x / 2 rounds to inf above
 EXP_SCALABLE = -150.0  # from here on both halves of the exponent are those of normal numbers
 EXP_NORMAL = -87.336  # e^x is normal from here on
 
@@ -137,18 +142,6 @@ def _expand(call: Call, make: _Maker) -> Expr:
     return call if expanded is None else expanded
 
 
-def _f32(value: float) -> Expr:
-    return tirx.const(value, "float32")
-
-
-def _polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
-    """Horner's scheme; ``coefficients[i]`` belongs to ``x**i``."""
-    total: Expr = _f32(coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        total = total * x + _f32(coefficient)
-    return total
-
-
 def _power_of_two(exponent: Expr) -> Expr:
     """2**exponent for an int32 from -126 to 127, by writing the exponent's bits."""
     return tirx.reinterpret("float32", (exponent + tirx.const(127, "int32")) * tirx.const(1 << 23, "int32"))
@@ -161,8 +154,8 @@ def _within(x: Expr, low: float, high: float) -> Expr:
     """
 
     def limited(y: Expr) -> Expr:
-        below = tirx.Select(y > _f32(high), _f32(high), y)
-        return bound(below, lambda z: tirx.Select(z < _f32(low), _f32(low), z))
+        below = tirx.Select(y > f32(high), f32(high), y)
+        return bound(below, lambda z: tirx.Select(z < f32(low), f32(low), z))
 
     return bound(x, limited)
 
@@ -194,12 +187,12 @@ def _with_exponent(value: Expr, exponent: Expr) -> Expr:
 
 def _exp_of_near(x: Expr, scale: Callable[[Expr, Expr], Expr]) -> Expr:
     """e^x where it is neither 0 nor far beyond the largest number: ``scale(e^r, n)``."""
-    n = tirx.floor(x * _f32(1.4426950408889634) + _f32(0.5))
+    n = tirx.floor(x * f32(1.4426950408889634) + f32(0.5))
     return bound(
         n,
         lambda m: bound(
-            x - m * _f32(LN2_HIGH) - m * _f32(LN2_LOW),
-            lambda r: scale(_polynomial(r, (1.0, 1.0, *EXP_TAIL)), m),
+            x - m * f32(LN2_HIGH) - m * f32(LN2_LOW),
+            lambda r: scale(polynomial(r, (1.0, 1.0, *EXP_TAIL)), m),
         ),
     )
 
@@ -218,7 +211,7 @@ def _log(arguments: Sequence[Expr]) -> Expr:
         return bound(
             exponent,
             lambda e: bound(
-                tirx.reinterpret("float32", bits - tirx.shift_left(e, shift)) - _f32(1.0),
+                tirx.reinterpret("float32", bits - tirx.shift_left(e, shift)) - f32(1.0),
                 lambda f: special(x, tirx.Cast("float32", e) + offset, f),
             ),
         )
@@ -227,16 +220,16 @@ def _log(arguments: Sequence[Expr]) -> Expr:
         """The sum is a number, whatever x is: what is none is added. LLVM branches around a sum that may not matter,
         element by element, and computes one row's logarithm after another."""
         square = f * f
-        tail = f * square * _polynomial(f, LOG_TAIL) + e * _f32(LN2_LOW) - _f32(0.5) * square
-        value = (f + tail) + e * _f32(LN2_HIGH)
-        none = tirx.Select(x < _f32(float("inf")), _f32(0.0), x)  # inf and NaN are their own logarithms
-        none = tirx.Select(x < _f32(0.0), _f32(float("nan")), none)
-        return value + tirx.Select(tirx.EQ(x, _f32(0.0)), _f32(float("-inf")), none)
+        tail = f * square * polynomial(f, LOG_TAIL) + e * f32(LN2_LOW) - f32(0.5) * square
+        value = (f + tail) + e * f32(LN2_HIGH)
+        none = tirx.Select(x < f32(float("inf")), f32(0.0), x)  # inf and NaN are their own logarithms
+        none = tirx.Select(x < f32(0.0), f32(float("nan")), none)
+        return value + tirx.Select(tirx.EQ(x, f32(0.0)), f32(float("-inf")), none)
 
     def normal(x: Expr) -> Expr:
-        tiny = x < _f32(SMALLEST_NORMAL)
-        scaled = tirx.Select(tiny, x * _f32(SUBNORMAL_SCALE), x)
-        offset = tirx.Select(tiny, _f32(SUBNORMAL_EXPONENT), _f32(0.0))
+        tiny = x < f32(SMALLEST_NORMAL)
+        scaled = tirx.Select(tiny, x * f32(SUBNORMAL_SCALE), x)
+        offset = tirx.Select(tiny, f32(SUBNORMAL_EXPONENT), f32(0.0))
         return bound(scaled, lambda y: parts(x, y, offset))
 
     return bound(arguments[0], normal)
@@ -246,7 +239,7 @@ def _fraction(arguments: Sequence[Expr], one: float, numerator: Sequence[float],
     """An odd function that is 1 in float32 beyond ``one``: x P(x^2) / Q(x^2)."""
     value = bound(
         _within(arguments[0], -one, one),
-        lambda y: bound(y * y, lambda t: y * _polynomial(t, numerator) / _polynomial(t, denominator)),
+        lambda y: bound(y * y, lambda t: y * polynomial(t, numerator) / polynomial(t, denominator)),
     )
     return bound(value, lambda v: _within(v, -1.0, 1.0))  # rounding may not lift it past its limits
 
@@ -284,13 +277,13 @@ def _power(arguments: Sequence[Expr]) -> Expr | None:
 
 
 def _root(x: Expr) -> Expr:
-    infinite, nothing = tirx.EQ(x, _f32(float("-inf"))), tirx.EQ(x, _f32(0.0))
-    return tirx.Select(infinite, _f32(float("inf")), tirx.Select(nothing, _f32(0.0), tirx.sqrt(x)))
+    infinite, nothing = tirx.EQ(x, f32(float("-inf"))), tirx.EQ(x, f32(0.0))
+    return tirx.Select(infinite, f32(float("inf")), tirx.Select(nothing, f32(0.0), tirx.sqrt(x)))
 
 
 def _not_beyond_infinity(x: Expr) -> Expr:
     """``x``, or where e^x is inf a number of which it is, too."""
-    return tirx.Select(x > _f32(EXP_HIGHEST), _f32(EXP_HIGHEST), x)
+    return tirx.Select(x > f32(EXP_HIGHEST), f32(EXP_HIGHEST), x)
 
 
 def exp_below_one(x: Expr, device: DeviceSpec) -> Expr:
@@ -316,6 +309,9 @@ class _Maker:
             "tirx.tanh": _tanh,
             "tirx.sigmoid": self.sigmoid,
             "tirx.pow": _power,
+            "tirx.sinh": lambda arguments: circular_math.sinh(arguments[0], self._half_exp),
+            "tirx.cosh": lambda arguments: circular_math.cosh(arguments[0], self._half_exp),
+            **{f"tirx.{name}": getattr(circular_math, name) for name in _CIRCULAR},
         }
 
     def exp(self, arguments: Sequence[Expr]) -> Expr:
@@ -337,22 +333,28 @@ class _Maker:
         """
         if self.scales_by_instruction:
             return bound(x, lambda y: self._exp_by_instruction(y, EXP_NORMAL, lambda z: z))
-        return bound(x, lambda y: tirx.Select(y < _f32(EXP_NORMAL), _f32(0.0), _exp_of_near(y, _with_exponent)))
+        return bound(x, lambda y: tirx.Select(y < f32(EXP_NORMAL), f32(0.0), _exp_of_near(y, _with_exponent)))
 
     def _exp_by_instruction(
         self, x: Expr, lowest: float = EXP_LOWEST, not_above: Callable[[Expr], Expr] = _not_beyond_infinity
     ) -> Expr:
-        is_nothing = x < _f32(lowest)
-        near = tirx.Select(is_nothing, _f32(0.0), not_above(x))
+        is_nothing = x < f32(lowest)
+        near = tirx.Select(is_nothing, f32(0.0), not_above(x))
         scaled = bound(near, lambda y: _exp_of_near(y, _scaled_by_instruction))
-        return tirx.Select(is_nothing, _f32(0.0), scaled)
+        return tirx.Select(is_nothing, f32(0.0), scaled)
 
     def _exp_by_halves(self, x: Expr) -> Expr:
         def scaled(fraction: Expr, n: Expr) -> Expr:
-            return _scaled(tirx.Select(x < _f32(EXP_LOWEST), _f32(0.0), fraction), n)
+            return _scaled(tirx.Select(x < f32(EXP_LOWEST), f32(0.0), fraction), n)
 
-        near = tirx.Select(x < _f32(EXP_SCALABLE), _f32(EXP_SCALABLE), _not_beyond_infinity(x))
+        near = tirx.Select(x < f32(EXP_SCALABLE), f32(EXP_SCALABLE), _not_beyond_infinity(x))
         return bound(near, lambda y: _exp_of_near(y, scaled))
 
+    def _half_exp(self, a: Expr) -> Expr:
+        """e^a / 2 for a from 0 up, which is infinite where sinh(a) is."""
+        scale = _scaled_by_instruction if self.scales_by_instruction else _scaled
+        near = bound(a, lambda y: tirx.Select(y > f32(HALF_EXP_HIGHEST), f32(HALF_EXP_HIGHEST), y))
+        return bound(near, lambda y: _exp_of_near(y, lambda value, n: scale(value, n - f32(1.0))))
+
     def sigmoid(self, arguments: Sequence[Expr]) -> Expr:
-        return _f32(1.0) / (_f32(1.0) + self.exp([_f32(0.0) - arguments[0]]))
+        return f32(1.0) / (f32(1.0) + self.exp([f32(0.0) - arguments[0]]))

@@ -16,10 +16,10 @@ from tvm import te
 from tests.unit.kernels import cpu, from_te
 from tvm_ext._tvm import tirx
 from tvm_ext.devices import device_db
-from tvm_ext.tir_passes.expressions.vector_math import by_c_library, exp_below_one, expand_math, has_scale
+from tvm_ext.tir_passes.expressions.vector_math import FUNCTIONS, by_c_library, exp_below_one, expand_math, has_scale
 
 TARGET = device_db.device_for_target("llvm")[1]
-NAMES = ("tirx.exp", "tirx.log", "tirx.erf", "tirx.tanh", "tirx.sigmoid", "tirx.pow")
+NAMES = sorted(FUNCTIONS)
 NARROW = dataclasses.replace(cpu(), register_bytes=32)  # has no instruction that scales by powers of two
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-38, -1e-38, 1e-20, 88.5, 88.8, -87.0, -100.0, -104.0], "f4")
 
@@ -43,6 +43,14 @@ CASES = {
     "tanh": (tirx.tanh, np.tanh, (-20, 20)),
     "sigmoid": (tirx.sigmoid, lambda v: 1 / (1 + np.exp(-v)), (-80, 80)),
     "log": (tirx.log, np.log, (1e-30, 100)),
+    "sin": (tirx.sin, np.sin, (-100, 100)),
+    "cos": (tirx.cos, np.cos, (-100, 100)),
+    "tan": (tirx.tan, np.tan, (-100, 100)),
+    "asin": (tirx.asin, np.arcsin, (-1, 1)),
+    "acos": (tirx.acos, np.arccos, (-1, 1)),
+    "atan": (tirx.atan, np.arctan, (-20, 20)),
+    "sinh": (tirx.sinh, np.sinh, (-89.4, 89.4)),
+    "cosh": (tirx.cosh, np.cosh, (-89.4, 89.4)),
 }
 ULPS = {"erf": 6, "tanh": 6}
 
@@ -83,6 +91,16 @@ def test_exp_up_to_0_is_never_subnormal(device, rng):
     assert (actual[expected < 1.175e-38] == 0).all()
     assert not ((actual > 0) & (actual < np.finfo("f4").tiny)).any()
     assert np.isnan(evaluate(function, np.array([np.nan], "f4"), device)).all()
+
+
+@pytest.mark.parametrize("name", ["sin", "cos", "tan"])
+def test_angles_of_any_size_are_turned_exactly(name, rng):
+    """16367173 * 2^72 is the float32 nearest to a multiple of pi / 2 (Muller, Elementary Functions)."""
+    sizes = rng.uniform(2**23, 2**24, 4000) * 2.0 ** rng.integers(-30, 104, 4000)
+    multiples = np.arange(1, 2000) * (np.pi / 2)
+    values = np.concatenate([sizes, -sizes, multiples, [16367173 * 2.0**72, np.finfo("f4").max]]).astype("f4")
+    actual, expected = evaluate(getattr(tirx, name), values), getattr(np, name)(values.astype("f8"))
+    assert np.max(np.abs(actual - expected) / np.spacing(np.abs(expected).astype("f4"))) <= 4
 
 
 @pytest.mark.parametrize("exponent", [0.5, 0.25, 0.75, 1.0, 2.0, 3.0])
@@ -145,9 +163,11 @@ def test_functions_that_stay_calls_are_the_c_librarys_in_vector_loops_too(name, 
 def test_no_function_of_the_c_library_is_called():
     """Each would be a call per element in the innermost loop."""
     x = te.placeholder((64,), "float32", "x")
-    y = te.compute((64,), lambda i: tirx.exp(x[i]) + tirx.log(x[i]) + tirx.erf(x[i]) + tirx.tanh(x[i]), "y")
+    y = te.compute(
+        (64,), lambda i: tirx.exp(x[i]) + tirx.log(x[i]) + tirx.erf(x[i]) + tirx.sinh(x[i]) + tirx.sin(x[i]), "y"
+    )
     func = from_te(x, y)
     body = expand_math(func.body, scales_by_instruction=has_scale(cpu()))
     built = tvm.compile(func.with_body(body).with_attr("global_symbol", "main"), target=TARGET)
     text = built.mod.inspect_source("asm")
-    assert [name for name in ("expf", "logf", "erff", "tanhf", "ldexpf") if name in text] == []
+    assert [name for name in ("expf", "logf", "erff", "sinhf", "sinf", "floor", "ldexpf") if name in text] == []
