@@ -161,6 +161,19 @@ def test_shape_chain_is_folded(build_graph: BuildGraph, same_meaning: SameMeanin
     same_meaning(graph, after, {"x": (2, 12)})
 
 
+def test_batch_norm_of_a_weight_in_training_mode_is_folded(build_graph: BuildGraph, rng: np.random.Generator) -> None:
+    """Standardised weights as torch exports them: the weight's own mean and variance, not the running ones."""
+    weight = rng.normal(3, 2, (1, 4, 6)).astype(np.float32)
+    constants = {"w": weight, "s": np.full(4, 2, np.float32), "b": np.zeros(4, np.float32)}
+    normalize = helper.make_node("BatchNormalization", [*"wsbbs"], [*"nmv"], training_mode=1, epsilon=1e-6)
+    graph = build_graph([normalize, helper.make_node("Mul", ["x", "n"], ["y"])], constants, inputs={"x": [1, 4, 6]})
+    after = fold_constants(graph)
+    wide = weight.astype("f8") - weight.mean((0, 2), dtype="f8", keepdims=True)
+    expected = 2 * wide / np.sqrt(wide.var((0, 2), keepdims=True) + 1e-6)
+    assert _operators(after) == ["Mul"]
+    np.testing.assert_allclose(after.constants["n"], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_dynamic_shapes_are_not_folded(build_graph: BuildGraph) -> None:
     nodes = [helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Reshape", ["x", "s"], ["y"])]
     assert _operators(fold_constants(build_graph(nodes, inputs={"x": ["n", 3]}))) == ["Shape", "Reshape"]
