@@ -166,7 +166,9 @@ def test_batch_norm_of_a_weight_in_training_mode_is_folded(build_graph: BuildGra
     weight = rng.normal(3, 2, (1, 4, 6)).astype(np.float32)
     constants = {"w": weight, "s": np.full(4, 2, np.float32), "b": np.zeros(4, np.float32)}
     normalize = helper.make_node("BatchNormalization", [*"wsbbs"], [*"nmv"], training_mode=1, epsilon=1e-6)
-    graph = build_graph([normalize, helper.make_node("Mul", ["x", "n"], ["y"])], constants, inputs={"x": [1, 4, 6]})
+    graph = build_graph(
+        [normalize, helper.make_node("Mul", ["x", "n"], ["y"])], constants=constants, inputs={"x": [1, 4, 6]}
+    )
     after = fold_constants(graph)
     wide = weight.astype("f8") - weight.mean((0, 2), dtype="f8", keepdims=True)
     expected = 2 * wide / np.sqrt(wide.var((0, 2), keepdims=True) + 1e-6)
