@@ -30,7 +30,7 @@ _LOOKS = 200_000
 # Deterministic operators with NumPy semantics, which exporters use to compute shapes, masks, scales and standardised
 # weights (batch normalisation in training mode, as NFNet has it).
 _FOLDABLE_NAMES = (
-    "Abs Add And BatchNormalization BlackmanWindow Cast Ceil Concat Cos Div Equal Exp Expand Flatten Floor Gather "
+    "Abs Add And BatchNormalization BlackmanWindow Cast Ceil Clip Concat Cos Div Equal Exp Expand Flatten Floor Gather "
     "Greater GreaterOrEqual HammingWindow HannWindow Identity Less LessOrEqual Log Max MelWeightMatrix Min Mod Mul Neg "
     "Not Or Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin "
     "ReduceProd ReduceSum ReduceSumSquare Reshape Round Sin Slice Split Sqrt Squeeze Sub Sum Tile Transpose Trilu "
