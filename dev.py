@@ -37,7 +37,8 @@ BUILD_FILES = (
     "tvm_ext/**/*.h",
     "tvm_ext/**/*.cu",
 )
-NATIVE_PARTS = ("libtvm_ext_options", *(("libtvm_ext_rammer",) if sys.platform == "linux" else ()))
+_OF_LINUX = ("libtvm_ext_rammer", "libtvm_ext_onnxruntime")
+NATIVE_PARTS = ("libtvm_ext_options", *(_OF_LINUX if sys.platform == "linux" else ()))
 
 
 class SetupError(Exception):

@@ -20,13 +20,22 @@ from tvm_ext.options import BuildOptions
 
 if TYPE_CHECKING:
     from tvm_ext import relay
-    from tvm_ext.session import InferenceSession, SessionOptions
+    from tvm_ext.session import InferenceSession, SessionOptions, register_execution_provider, write_context_model
 
 __version__ = "0.1.0"
-__all__ = ["BuildOptions", "InferenceSession", "SessionOptions", "TvmExtError", "__version__", "relay"]
+__all__ = [
+    "BuildOptions",
+    "InferenceSession",
+    "SessionOptions",
+    "TvmExtError",
+    "__version__",
+    "register_execution_provider",
+    "relay",
+    "write_context_model",
+]
 
 _LAZY_MODULES = ("relay",)
-_OF_SESSIONS = ("InferenceSession", "SessionOptions")
+_OF_SESSIONS = ("InferenceSession", "SessionOptions", "register_execution_provider", "write_context_model")
 
 
 def _start() -> None:

@@ -10,10 +10,10 @@ import pytest
 from tvm_ext import _autoload, _native
 from tvm_ext.cli import doctor
 
-LIBRARIES = (_native.OPTIONS_LIBRARY, _native.RUNTIME_LIBRARY)
+FOLDERS = {_native.OPTIONS_LIBRARY: "", _native.RUNTIME_LIBRARY: "rammer", _native.PROVIDER_LIBRARY: "onnxruntime"}
 
 
-@pytest.fixture(params=LIBRARIES)
+@pytest.fixture(params=FOLDERS)
 def library(request: pytest.FixtureRequest) -> str:
     if _native.library_path(request.param) is None:
         pytest.skip("the native part is not built here")
@@ -39,7 +39,7 @@ def test_libraries_here_are_built_from_the_sources_here(library: str) -> None:
 def test_a_library_knows_all_its_sources(library: str) -> None:
     path, folder = _native.library_path(library), _native._source_folder()
     assert path is not None
-    within = folder if library == _native.OPTIONS_LIBRARY else folder / "rammer"
+    within = folder / FOLDERS[library]
     expected = {file for file in within.iterdir() if file.suffix in (".cc", ".h", ".txt")}
     known = _native._source_digests(path)
     assert known is not None

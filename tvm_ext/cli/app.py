@@ -23,6 +23,7 @@ from .advise import advise
 from .cache import cache
 from .compare import compare
 from .database import database
+from .for_onnx_runtime import write_for_onnx_runtime
 from .profile import profile as profile_templates
 from .quantize import quantize
 from .run import run
@@ -93,13 +94,16 @@ def compile(
         bool, typer.Option("--keep-times", help="Measure rTasks and keep their times for later builds.")
     ] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Interpret GPU kernels; a wrong one is an error.")] = False,
+    onnxruntime: Annotated[
+        Path | None, typer.Option(help="Write a model for ONNX Runtime instead, with the compiled parts beside it.")
+    ] = None,
     as_json: common.AsJson = False,
 ) -> None:
     """Compile a model to a shared library."""
     from tvm_ext import relay
     from tvm_ext.reports.text import show
 
-    output = output or Path(f"{Path(model).stem}.so")
+    named, output = output, output or Path(f"{Path(model).stem}.so")
     with common.progress_bar(4) as steps:
         switches = {
             "enable_roller": roller,
@@ -108,6 +112,12 @@ def compile(
             "enable_rammer": rammer,
         }
         chosen = common.build_settings(layout, threads, pipelining, candidates, precision, precision_bound)
+        if onnxruntime is not None:
+            steps.begin("building")
+            common.check_alone("--onnxruntime", named, open_sizes, profile, keep_times, verify, trace, report, as_json)
+            given = {key: value for key, value in switches.items() if value is not None} | chosen
+            typer.echo(write_for_onnx_runtime(model, onnxruntime, target, shape, batch, given))
+            return
         if open_sizes:
             if profile or keep_times or verify or trace is not None:
                 raise OptionError(

@@ -139,6 +139,15 @@ def load_model(model: str, batch: int = 1) -> Any:
     return models.build_model(model, batch)
 
 
+def check_alone(name: str, *others: object) -> None:
+    """Raise OptionError where an option was given, of those that ``name`` goes without."""
+    if any(others):
+        raise OptionError(
+            f"{name} goes without --output, --open, --profile, --keep-times, --verify, --trace, --report and --json.",
+            "leave them out",
+        )
+
+
 def import_model(model: str, shape: list[str] | None, batch: int = 1) -> Any:
     """Module and parameters of a model file or a built-in name, its inputs in the shapes that ``--shape`` gives."""
     from tvm_ext import relay

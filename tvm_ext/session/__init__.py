@@ -1,8 +1,10 @@
-"""ONNX Runtime's Python interface over kernels of ours: `InferenceSession`, so that a user changes one import."""
+"""ONNX Runtime's Python interface over kernels of ours, and an execution provider inside ONNX Runtime itself."""
 
+from .context_model import write_context_model
 from .inference_session import InferenceSession, ModelMetadata, NodeArg, SessionOptions
 from .io_binding import IOBinding
 from .pieces import PieceReport, SessionReport
+from .provider import library_path, register_execution_provider
 
 __all__ = [
     "IOBinding",
@@ -12,4 +14,7 @@ __all__ = [
     "PieceReport",
     "SessionOptions",
     "SessionReport",
+    "library_path",
+    "register_execution_provider",
+    "write_context_model",
 ]

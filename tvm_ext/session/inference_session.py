@@ -305,6 +305,12 @@ class InferenceSession:
         """From now on ONNX Runtime runs what cannot be compiled."""
         self._falls_back = True
 
+    def library_for(self, shapes: Mapping[str, Sequence[int]]) -> Library | None:
+        """The library that runs inputs of ``shapes``, all by name; None where it takes several, or ONNX Runtime."""
+        if len(self._pieces) == 1 and isinstance(self._pieces[0], CompiledPiece):
+            return self._pieces[0].library_for(shapes)
+        return None
+
     @property
     def report(self) -> SessionReport:
         """Which pieces of the model are compiled, for which shapes, with their build reports; what is not, and why."""

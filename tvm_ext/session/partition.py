@@ -41,7 +41,42 @@ def partition(model: onnx.ModelProto) -> list[Piece]:
     refused = [_is_refused(node, names, graph) for node in graph.nodes]
     if not any(refused):
         return [whole(model)]
-    return _pieces(graph, _turns(graph, refused), model)
+    return _pieces(graph, _turns(graph.nodes, refused), model)
+
+
+def claimable(model: onnx.ModelProto) -> list[list[int]]:
+    """Groups of places in ``model.graph.node`` that the import takes, each without a node between that it refuses.
+
+    A node is refused for each operator that its definition needs and the import lacks. Raises ModelError where the
+    model is damaged.
+    """
+    nodes = list(model.graph.node)
+    own = {name: place for place, node in enumerate(nodes) for name in node.output if name}
+    graph, unsupported = expanded(checked_graph(model), model)
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.nodes:
+        for name in read_names(node):
+            readers.setdefault(name, []).append(node)
+    refused = [False] * len(nodes)
+    reached = [name for node in unsupported for name in node.output if name]
+    while reached:  # from inside a definition on to the node of the model that it defines
+        name = reached.pop()
+        if name in own:
+            refused[own[name]] = True
+        else:
+            reached += [output for node in readers.pop(name, ()) for output in node.output if output]
+    in_order = sort_nodes(replace(graph, nodes=tuple(nodes))).nodes
+    places = {id(node): place for place, node in enumerate(nodes)}
+    turns = _turns(in_order, [refused[places[id(node)]] for node in in_order])
+    groups: dict[int, list[int]] = {}
+    for node, turn in zip(in_order, turns, strict=True):
+        if turn % 2 == 0:
+            groups.setdefault(turn, []).append(places[id(node)])
+    return [group for group in groups.values() if any(_computes(nodes[place]) for place in group)]
+
+
+def _computes(node: onnx.NodeProto) -> bool:
+    return not is_standard(node, "Constant", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Shape")
 
 
 def whole(model: onnx.ModelProto) -> Piece:
@@ -59,11 +94,11 @@ def _is_refused(node: onnx.NodeProto, unsupported: Set[str], graph: OnnxGraph) -
     return is_standard(node, "If") and node.input[0] not in graph.constants
 
 
-def _turns(graph: OnnxGraph, refused: Iterable[bool]) -> list[int]:
+def _turns(nodes: Iterable[onnx.NodeProto], refused: Iterable[bool]) -> list[int]:
     """For each node how often compiled (even) and refused (odd) operators change on the way to it, at most."""
     turn_of: dict[str, int] = {}
     turns = []
-    for node, is_refused in zip(graph.nodes, refused, strict=True):
+    for node, is_refused in zip(nodes, refused, strict=True):
         before = [turn_of[name] for name in read_names(node) if name in turn_of]
         turn = max((turn + (turn % 2 != is_refused) for turn in before), default=int(is_refused))
         turns.append(turn)

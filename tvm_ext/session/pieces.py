@@ -138,6 +138,15 @@ class CompiledPiece:
         """Compile for ``shapes``, of all inputs by name, or say why ONNX Runtime runs the piece."""
         self._variant(tuple(tuple(shapes[name]) for name in self.piece.inputs))
 
+    def library_for(self, shapes: Mapping[str, Sequence[int]]) -> Library | None:
+        """The library for ``shapes``, of all inputs by name; None where a batch is divided, or ONNX Runtime runs."""
+        sizes = tuple(tuple(shapes[name]) for name in self.piece.inputs)
+        if self._known(sizes) is None and self._division(sizes) is not None:
+            return None
+        variant = self._variant(sizes)
+        own = variant.library if isinstance(variant, CompiledVariant) else None
+        return own if isinstance(own, Library) else None
+
     def run(self, feed: Mapping[str, Any]) -> list[Array]:
         shapes = tuple(tuple(np.shape(feed[name])) for name in self.piece.inputs)
         variant = self._known(shapes)

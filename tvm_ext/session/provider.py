@@ -1,0 +1,194 @@
+"""The execution provider inside ONNX Runtime: registers its library, and compiles what ONNX Runtime hands over.
+
+The library (``csrc/onnxruntime``) describes a graph as values; here they become an ONNX model again, which an
+`InferenceSession` of ours compiles. It calls compiled kernels itself, and Python for shapes that are new to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+import tvm_ffi
+from onnx import helper
+
+from tvm_ext import _native
+from tvm_ext.errors import ModelError, OptionError, UnsupportedEnvironmentError, suggestion
+from tvm_ext.options import BuildOptions
+from tvm_ext.support.tensors import tensor_of
+
+from .inference_session import PROVIDER, InferenceSession, SessionOptions
+from .partition import claimable
+from .pieces import onnx_runtime
+
+_REFUSED = "tvm_ext.refused"
+"""The domain that nodes with subgraphs get, of which the import has no operator."""
+
+_OF_ATTRIBUTE = {
+    "ints": onnx.AttributeProto.INTS,
+    "floats": onnx.AttributeProto.FLOATS,
+    "strings": onnx.AttributeProto.STRINGS,
+}
+
+
+def library_path() -> str:
+    """The provider's library, for ONNX Runtime in other languages. Raises UnsupportedEnvironmentError without one."""
+    path = _native.library_path(_native.PROVIDER_LIBRARY)
+    if path is None:
+        raise UnsupportedEnvironmentError(
+            "this installation has no execution provider for ONNX Runtime.",
+            "it is compiled on Linux alone, when tvm_ext is installed with a C++ compiler",
+        )
+    return str(path)
+
+
+def register_execution_provider() -> list[Any]:
+    """Make ONNX Runtime (1.23 or later) know ``TvmExtExecutionProvider``, and give its devices.
+
+    For ``SessionOptions.add_provider_for_devices(devices, options)``; ``options`` are names and values of
+    `BuildOptions`. A second call only gives the devices.
+
+    Raises
+    ------
+    UnsupportedEnvironmentError
+        without ONNX Runtime, with one before 1.23, or where the library is missing.
+    """
+    runtime = onnx_runtime()
+    if runtime is None or not hasattr(runtime, "register_execution_provider_library"):
+        raise UnsupportedEnvironmentError(
+            "execution providers in libraries of their own need ONNX Runtime 1.23 or later.",
+            "pip install --upgrade onnxruntime",
+        )
+    path = library_path()
+    tvm_ffi.register_global_func("tvm_ext.onnxruntime.check", _check, override=True)
+    tvm_ffi.register_global_func("tvm_ext.onnxruntime.claim", _claim, override=True)
+    tvm_ffi.register_global_func("tvm_ext.onnxruntime.compile", _compile, override=True)
+    devices = _devices(runtime)
+    if not devices:
+        runtime.register_execution_provider_library(PROVIDER, path)
+        devices = _devices(runtime)
+    return devices
+
+
+def _devices(runtime: Any) -> list[Any]:
+    return [device for device in runtime.get_ep_devices() if device.ep_name == PROVIDER]
+
+
+def build_options(texts: Mapping[str, str]) -> BuildOptions:
+    """Options of a build from the provider's, whose values are texts; raises OptionError for what is none."""
+    for name in texts:
+        if name not in BuildOptions.names():
+            raise OptionError(f"{PROVIDER} has no option {name!r}.", suggestion(name, BuildOptions.names()))
+    values: dict[str, Any] = {}
+    for name, text in texts.items():
+        values[name] = text
+        with contextlib.suppress(json.JSONDecodeError):  # a word, such as "auto"
+            values[name] = json.loads(text.lower() if text in ("True", "False") else text)
+    return BuildOptions.current(**values)
+
+
+def _check(options: Any) -> None:
+    build_options(_texts(options))
+
+
+def _claim(description: Any, _options: Any) -> list[list[int]]:
+    """Groups of nodes, by their places, that are compiled; none where the model is damaged or nothing is supported."""
+    try:
+        return claimable(_model(description))
+    except ModelError:
+        return []
+
+
+def _compile(description: Any, options: Any) -> Callable[[Any], Any]:
+    """What gives the function of tensors for the shapes of all inputs."""
+    session = InferenceSession(
+        _model(description),
+        SessionOptions(build=build_options(_texts(options))),
+    )
+
+    def prepare(shapes: Any) -> Any:
+        sizes = {arg.name: tuple(map(int, shape)) for arg, shape in zip(session.get_inputs(), shapes, strict=True)}
+        library = session.library_for(sizes)
+        if library is not None:
+            return library.vm(tvm.cpu()).module[library.entry]
+        return tvm_ffi.convert(lambda *tensors: _run(session, tensors))
+
+    return prepare
+
+
+def _run(session: InferenceSession, tensors: Sequence[Any]) -> list[Any]:
+    """A run of a session that is not one library: a batch in parts, or a piece in ONNX Runtime."""
+    feed = {arg.name: _array(tensor) for arg, tensor in zip(session.get_inputs(), tensors, strict=True)}
+    return [tensor_of(np.ascontiguousarray(result)) for result in session.run(None, feed)]
+
+
+def _array(tensor: Any) -> Any:
+    try:
+        return np.from_dlpack(tensor)
+    except (BufferError, RuntimeError, TypeError):
+        return tensor.numpy()
+
+
+def _texts(options: Any) -> dict[str, str]:
+    return {str(name): str(value) for name, value in options.items()}
+
+
+# ---- ONNX Runtime's graph as a model -------------------------------------------------------------------------------
+
+
+def _model(description: Any) -> onnx.ModelProto:
+    """The model of a description that ``csrc/onnxruntime/graph.h`` explains."""
+    constants = [_tensor(item) for item in description["initializers"]]
+    names = {tensor.name for tensor in constants}
+    graph = helper.make_graph(
+        [_node(item) for item in description["nodes"]],
+        "main",
+        [_value(item) for item in description["inputs"] if str(item[0]) not in names],
+        [_value(item) for item in description["outputs"]],
+        constants,
+    )
+    opsets = [
+        helper.make_opsetid(str(domain), int(version)) for domain, version in (*description["opsets"], (_REFUSED, 1))
+    ]
+    return helper.make_model(graph, opset_imports=opsets)
+
+
+def _node(item: Any) -> onnx.NodeProto:
+    operator, domain, name, inputs, outputs, attributes, has_graphs = item
+    if has_graphs:  # stays in ONNX Runtime, whatever it is
+        domain = _REFUSED
+    node = helper.make_node(str(operator), _names(inputs), _names(outputs), str(name), domain=str(domain))
+    node.attribute.extend(_attribute(str(key), value) for key, value in attributes.items() if value is not None)
+    return node
+
+
+def _names(items: Iterable[Any]) -> list[str]:
+    return [str(item) for item in items]
+
+
+def _attribute(name: str, value: Any) -> onnx.AttributeProto:
+    if isinstance(value, int | float | bytes):
+        return helper.make_attribute(name, bytes(value) if isinstance(value, bytes) else value)
+    first, *rest = value
+    if first == "":
+        return helper.make_attribute(name, _tensor(value))
+    items = [str(item) if first == "strings" else item for item in rest[0]]
+    return helper.make_attribute(name, items, attr_type=_OF_ATTRIBUTE[str(first)])
+
+
+def _tensor(item: Any) -> onnx.TensorProto:
+    name, element, sizes, data = item
+    raw = bytes(data) if isinstance(data, bytes) else np.from_dlpack(data).tobytes()
+    return onnx.TensorProto(name=str(name), data_type=int(element), dims=[int(n) for n in sizes], raw_data=raw)
+
+
+def _value(item: Any) -> onnx.ValueInfoProto:
+    """A tensor without sizes is of any rank: ONNX Runtime tells a scalar not from one whose rank is open."""
+    name, element, sizes = item
+    shape = [int(size) if size > 0 else None for size in sizes] or None
+    return helper.make_tensor_value_info(str(name), int(element), shape)
