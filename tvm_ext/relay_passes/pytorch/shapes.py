@@ -203,6 +203,12 @@ def _gather(pen: TorchPen) -> Expr:
     return pen.emit(relax.op.gather_elements(x, index, axis=axis))
 
 
+@rule("full_like zeros_like ones_like new_full new_zeros new_ones")
+def _filled(pen: TorchPen) -> Expr:
+    value = pen.operands[2 if "new_full" in pen.name else 1] if "full" in pen.name else int("ones" in pen.name)
+    return pen.emit(relax.op.broadcast_to(pen.cast(value, pen.dtype), list(pen.shape)))
+
+
 @rule("tril triu")
 def _triangle(pen: TorchPen) -> Expr:
     x, diagonal = pen.operands

@@ -6,8 +6,8 @@ Others are wrong for some operands: they ignore arguments, dtypes or indices fro
 from __future__ import annotations
 
 _NAMES = (
-    "argsort convolution cumprod hardsigmoid hardswish index_put "
-    "log10 log2 prelu scatter.src "
+    "argsort convolution cumprod expm1 hardsigmoid hardswish index_put "
+    "log10 log1p log2 prelu scatter.src "
     "scatter.value softplus softsign sort topk upsample_bicubic2d.vec upsample_bilinear2d.vec"
 )
 TRUSTED = frozenset(name if "." in name else f"{name}.default" for name in _NAMES.split())
