@@ -65,18 +65,27 @@ def build_resnext101(*, batch: int, seed: int, extent: int = 224) -> onnx.ModelP
         for block in range(blocks):
             step = 2 if stage and not block else 1
             widths = (inner, channels, channels)
-            value = _resnext_block(graph, seed, f"stage{stage}_{block}", value, widths, step, RESNEXT101_GROUPS)
+            value = _resnext_block(
+                graph, seed, f"stage{stage}_{block}", value, widths, step, RESNEXT101_GROUPS, gain=0.3
+            )
             inner = channels
     return _classified(graph, seed, value, inner, 1000, batch)
 
 
 def _resnext_block(
-    graph: GraphWriter, seed: int, name: str, value: str, channels: tuple[int, int, int], stride: int, groups: int
+    graph: GraphWriter,
+    seed: int,
+    name: str,
+    value: str,
+    channels: tuple[int, int, int],
+    stride: int,
+    groups: int,
+    gain: float = 1.0,
 ) -> str:
     inner, middle, outer = channels
     branch = graph.op("Relu", conv_bn(graph, seed, f"{name}_a", value, inner, middle, 1))
     branch = conv_bn(graph, seed, f"{name}_b", branch, middle, middle, 3, stride=stride, groups=groups)
-    branch = conv_bn(graph, seed, f"{name}_c", graph.op("Relu", branch), middle, outer, 1)
+    branch = conv_bn(graph, seed, f"{name}_c", graph.op("Relu", branch), middle, outer, 1, gain=gain)
     if inner != outer:
         value = conv_bn(graph, seed, f"{name}_s", value, inner, outer, 1, stride=stride)
     return graph.op("Relu", graph.op("Add", branch, value))
@@ -122,18 +131,19 @@ def conv_bn(
     *,
     stride: int = 1,
     groups: int = 1,
+    gain: float = 1.0,
 ) -> str:
-    """A convolution without bias that keeps the image (divided by ``stride``), and BatchNormalization."""
+    """A convolution without bias that keeps the image (divided by ``stride``), and BatchNormalization of ``gain``."""
     shape = (outer, inner // groups, kernel, kernel)
     weight = graph.constant(f"{name}_w", he_normal(seed, f"{name}_w", shape, fan_in=int(np.prod(shape[1:]))))
     pads = [kernel // 2] * 4
     window: dict[str, Any] = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": pads, "group": groups}
-    return batch_norm(graph, seed, name, graph.op("Conv", value, weight, **window), outer)
+    return batch_norm(graph, seed, name, graph.op("Conv", value, weight, **window), outer, gain)
 
 
-def batch_norm(graph: GraphWriter, seed: int, name: str, value: str, channels: int) -> str:
+def batch_norm(graph: GraphWriter, seed: int, name: str, value: str, channels: int, gain: float = 1.0) -> str:
     statistics = (
-        graph.constant(f"{name}_gamma", near_one(seed, f"{name}_gamma", (channels,), spread=0.2)),
+        graph.constant(f"{name}_gamma", near_one(seed, f"{name}_gamma", (channels,), spread=0.2) * np.float32(gain)),
         graph.constant(f"{name}_beta", small_normal(seed, f"{name}_beta", (channels,))),
         graph.constant(f"{name}_mean", small_normal(seed, f"{name}_mean", (channels,))),
         graph.constant(f"{name}_var", near_one(seed, f"{name}_var", (channels,), spread=0.5)),

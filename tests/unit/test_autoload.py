@@ -58,7 +58,7 @@ print(*sorted({"onnx", "typer", "rich", "xgboost", "matplotlib", "filelock"} & s
     ours, _, heavy = _ok(installed(code)).partition("\n")
     assert ours.split() == [
         "tvm_ext", "tvm_ext._autoload", "tvm_ext._environment", "tvm_ext._native", "tvm_ext._tvm", "tvm_ext.core_count",
-        "tvm_ext.errors", "tvm_ext.exclusive", "tvm_ext.forks", "tvm_ext.options",
+        "tvm_ext.errors", "tvm_ext.forks", "tvm_ext.options",
     ]  # fmt: skip
     assert heavy == ""
 

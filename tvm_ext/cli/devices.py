@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tvm_ext.devices import device_db
+from tvm_ext.devices.capabilities import is_like
 from tvm_ext.devices.gpu_measurement import measured_gpu, read_measurement
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import OptionError, TargetError
@@ -35,7 +36,7 @@ def imported(path: Path, name: str | None) -> DeviceSpec:
     found = read_measurement(path)
     if name is None:
         rows = [device_db.lookup(item) for item in device_db.names() if item not in device_db.HOST_NAMES]
-        alike = [row for row in rows if (row.compute_capability, row.unit_count) == (found.capability, found.units)]
+        alike = [row for row in rows if is_like(row, found.capability, found.units)]
         close = [row for row in alike if row.name.rpartition("-")[2] in found.device.lower()]
         if not alike:
             raise TargetError(f"no row is of a GPU like {found.device}", "write one (docs/add-a-device.md)")

@@ -44,6 +44,11 @@ def is_of(device: DeviceSpec, capability: tuple[int, int]) -> bool:
     return device.kind == "cuda" and device.compute_capability == capability
 
 
+def is_like(device: DeviceSpec, capability: tuple[int, int], units: int) -> bool:
+    """Whether ``device`` has just that capability, and as many units."""
+    return (device.compute_capability, device.unit_count) == (capability, units)
+
+
 def capability_text(device: DeviceSpec) -> str:
     """``"8.0"``, for messages; empty for a device without a capability."""
     return ".".join(map(str, device.compute_capability or ()))

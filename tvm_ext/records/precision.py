@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from tvm_ext._tvm import IRModule
+if TYPE_CHECKING:  # where there is TVM's runtime alone, its compiler's names cannot be imported
+    from tvm_ext._tvm import IRModule
 
 PRECISION = "tvm_ext.precision"
 """Module attribute: the `PrecisionRecord` as JSON."""
