@@ -12,11 +12,11 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from tvm_ext.errors import OptionError, TvmExtError
+from tvm_ext.errors import TvmExtError
 
 from . import common
 from .advise import advise
@@ -29,9 +29,6 @@ from .quantize import quantize
 from .run import run
 from .tune import tune
 from .verify import verify
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     name="tvm-ext",
@@ -112,18 +109,16 @@ def compile(
             "enable_rammer": rammer,
         }
         chosen = common.build_settings(layout, threads, pipelining, candidates, precision, precision_bound)
+        settings: dict[str, Any] = {key: value for key, value in switches.items() if value is not None} | chosen
+        measuring = {"--profile": profile, "--keep-times": keep_times, "--verify": verify, "--trace": trace}
         if onnxruntime is not None:
+            writing = {"--output": named, "--open": open_sizes, "--report": report, "--json": as_json}
+            common.check_alone("--onnxruntime", {**writing, **measuring})
             steps.begin("building")
-            common.check_alone("--onnxruntime", named, open_sizes, profile, keep_times, verify, trace, report, as_json)
-            given = {key: value for key, value in switches.items() if value is not None} | chosen
-            typer.echo(write_for_onnx_runtime(model, onnxruntime, target, shape, batch, given))
+            typer.echo(write_for_onnx_runtime(model, onnxruntime, target, shape, batch, settings))
             return
         if open_sizes:
-            if profile or keep_times or verify or trace is not None:
-                raise OptionError(
-                    "--open goes without --profile, --keep-times, --verify and --trace.", "leave them out"
-                )
-            settings: dict[str, Any] = {key: value for key, value in switches.items() if value is not None} | chosen
+            common.check_alone("--open", measuring)
             steps.begin("building variants")
             several = relay.build_open(
                 common.load_model(model, batch),

@@ -139,13 +139,11 @@ def load_model(model: str, batch: int = 1) -> Any:
     return models.build_model(model, batch)
 
 
-def check_alone(name: str, *others: object) -> None:
-    """Raise OptionError where an option was given, of those that ``name`` goes without."""
-    if any(others):
-        raise OptionError(
-            f"{name} goes without --output, --open, --profile, --keep-times, --verify, --trace, --report and --json.",
-            "leave them out",
-        )
+def check_alone(name: str, others: Mapping[str, object]) -> None:
+    """Raise OptionError where one of the options ``others`` has a value, which ``name`` goes without."""
+    if any(others.values()):
+        *most, last = others
+        raise OptionError(f"{name} goes without {', '.join(most)} and {last}.", "leave them out")
 
 
 def import_model(model: str, shape: list[str] | None, batch: int = 1) -> Any:

@@ -6,14 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from . import common
+from tvm_ext.support.arrays import Array
 
-if TYPE_CHECKING:
-    from tvm_ext._tvm import Expr
+from . import common
 
 
 def run(
@@ -82,7 +81,7 @@ def _show_outputs(names: Sequence[str], results: Sequence[Any], random: Sequence
         typer.echo(f"{row['name']}: {shape} {row['dtype']}, min {row['min']}, mean {row['mean']}, max {row['max']}")
 
 
-def _statistics(value: Expr) -> dict[str, float | None]:
+def _statistics(value: Array) -> dict[str, float | None]:
     """Minimum, mean and maximum; None for an empty tensor or one that has no order."""
     if value.size == 0 or value.dtype.kind not in "fiub":
         return {"min": None, "mean": None, "max": None}

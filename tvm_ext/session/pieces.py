@@ -140,28 +140,27 @@ class CompiledPiece:
 
     def library_for(self, shapes: Mapping[str, Sequence[int]]) -> Library | None:
         """The library for ``shapes``, of all inputs by name; None where a batch is divided, or ONNX Runtime runs."""
-        sizes = tuple(tuple(shapes[name]) for name in self.piece.inputs)
-        if self._known(sizes) is None and self._division(sizes) is not None:
-            return None
-        variant = self._variant(sizes)
-        own = variant.library if isinstance(variant, CompiledVariant) else None
+        chosen = self._chosen(tuple(tuple(shapes[name]) for name in self.piece.inputs))
+        own = chosen.library if isinstance(chosen, CompiledVariant) else None
         return own if isinstance(own, Library) else None
 
     def run(self, feed: Mapping[str, Any]) -> list[Array]:
-        shapes = tuple(tuple(np.shape(feed[name])) for name in self.piece.inputs)
-        variant = self._known(shapes)
-        division = self._division(shapes) if variant is None else None
-        if division is None:
-            return (variant or self._variant(shapes)).run(feed)
+        chosen = self._chosen(tuple(tuple(np.shape(feed[name])) for name in self.piece.inputs))
+        if not isinstance(chosen, DividedRun):
+            return chosen.run(feed)
         names = self.piece.inputs
-        parts = cut([feed[name] for name in names], division.axes, division.sizes)
+        parts = cut([feed[name] for name in names], chosen.axes, chosen.sizes)
         return join(
             [
                 self._variant(own).run(dict(zip(names, part, strict=True)))
-                for own, part in zip(division.shapes, parts, strict=True)
+                for own, part in zip(chosen.shapes, parts, strict=True)
             ],
-            division.axes,
+            chosen.axes,
         )
+
+    def _chosen(self, shapes: InputSizes) -> DividedRun | CompiledVariant | RuntimePiece:
+        """What runs ``shapes``: parts of the batch where it is divided and not compiled as it is."""
+        return self._known(shapes) or self._division(shapes) or self._variant(shapes)
 
     def _division(self, shapes: InputSizes) -> DividedRun | None:
         with self._lock:

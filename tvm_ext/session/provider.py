@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from onnx import helper
 from tvm_ext import _native
 from tvm_ext.errors import ModelError, OptionError, UnsupportedEnvironmentError, suggestion
 from tvm_ext.options import BuildOptions
-from tvm_ext.support.tensors import tensor_of
+from tvm_ext.support.tensors import array_over, tensor_of
 
 from .inference_session import PROVIDER, InferenceSession, SessionOptions
 from .partition import claimable
@@ -100,7 +101,8 @@ def _claim(description: Any, _options: Any) -> list[list[int]]:
     """Groups of nodes, by their places, that are compiled; none where the model is damaged or nothing is supported."""
     try:
         return claimable(_model(description))
-    except ModelError:
+    except ModelError as error:
+        warnings.warn(f"ONNX Runtime runs what cannot be compiled: {error.problem}", UserWarning, stacklevel=1)
         return []
 
 
@@ -123,15 +125,8 @@ def _compile(description: Any, options: Any) -> Callable[[Any], Any]:
 
 def _run(session: InferenceSession, tensors: Sequence[Any]) -> list[Any]:
     """A run of a session that is not one library: a batch in parts, or a piece in ONNX Runtime."""
-    feed = {arg.name: _array(tensor) for arg, tensor in zip(session.get_inputs(), tensors, strict=True)}
-    return [tensor_of(np.ascontiguousarray(result)) for result in session.run(None, feed)]
-
-
-def _array(tensor: Any) -> Any:
-    try:
-        return np.from_dlpack(tensor)
-    except (BufferError, RuntimeError, TypeError):
-        return tensor.numpy()
+    feed = {arg.name: array_over(tensor) for arg, tensor in zip(session.get_inputs(), tensors, strict=True)}
+    return [tensor_of(result) for result in session.run(None, feed)]
 
 
 def _texts(options: Any) -> dict[str, str]:

@@ -49,7 +49,6 @@ constexpr Entry<55, OrtStatus*(const OrtTypeInfo*, const OrtTensorTypeAndShapeIn
 constexpr Entry<60, OrtStatus*(const OrtTensorTypeAndShapeInfo*, int*)> kGetTensorElementType{};
 constexpr Entry<61, OrtStatus*(const OrtTensorTypeAndShapeInfo*, size_t*)> kGetDimensionsCount{};
 constexpr Entry<62, OrtStatus*(const OrtTensorTypeAndShapeInfo*, int64_t*, size_t)> kGetDimensions{};
-constexpr Entry<63, OrtStatus*(const OrtTensorTypeAndShapeInfo*, const char**, size_t)> kGetSymbolicDimensions{};
 constexpr Entry<65, OrtStatus*(const OrtValue*, OrtTensorTypeAndShapeInfo**)> kGetTensorTypeAndShape{};
 constexpr Entry<88, OrtStatus*(const OrtKernelContext*, size_t*)> kContextInputCount{};
 constexpr Entry<90, OrtStatus*(const OrtKernelContext*, size_t, const OrtValue**)> kContextInput{};

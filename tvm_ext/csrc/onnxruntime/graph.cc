@@ -21,6 +21,23 @@ ffi::Tensor Borrowed(const void* data, ffi::ShapeView shape, DLDataType dtype) {
   return ffi::Tensor::FromNDAlloc(Lent{const_cast<void*>(data)}, shape, dtype, DLDevice{kDLCPU, 0});
 }
 
+TensorInfo::TensorInfo(const Api& api, const OrtTensorTypeAndShapeInfo* info) {
+  size_t rank = 0;
+  api.Check(kGetTensorElementType, info, &element);
+  api.Check(kGetDimensionsCount, info, &rank);
+  sizes.resize(rank);
+  if (rank != 0) api.Check(kGetDimensions, info, sizes.data(), rank);
+}
+
+static auto Owned(const Api& api, const OrtValue* value) {
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  api.Check(kGetTensorTypeAndShape, value, &info);
+  const auto release = [&api](OrtTensorTypeAndShapeInfo* owned) { api.Call(kReleaseTensorInfo, owned); };
+  return std::unique_ptr<OrtTensorTypeAndShapeInfo, decltype(release)>(info, release);
+}
+
+TensorInfo::TensorInfo(const Api& api, const OrtValue* value) : TensorInfo(api, Owned(api, value).get()) {}
+
 template <size_t a, size_t b, typename Owner, typename Item>
 static std::vector<const Item*> ListOf(const Api& api, Entry<a, OrtStatus*(const Owner*, size_t*)> count,
                                        Entry<b, OrtStatus*(const Owner*, const Item**, size_t)> items,
@@ -172,34 +189,22 @@ ffi::Any Graph::Value(const OrtValueInfo* value) const {
   api_.Check(kValueType, value, &type);
   if (type != nullptr) api_.Check(kCastTypeInfoToTensorInfo, type, &info);
   if (info == nullptr) return Values{ffi::String(NameOf(value)), 0, Values()};
-  int element = 0;
-  size_t rank = 0;
-  api_.Check(kGetTensorElementType, info, &element);
-  api_.Check(kGetDimensionsCount, info, &rank);
-  std::vector<int64_t> sizes(rank);
-  if (rank != 0) api_.Check(kGetDimensions, info, sizes.data(), rank);
-  return Values{ffi::String(NameOf(value)), element, ffi::Array<int64_t>(sizes.begin(), sizes.end())};
+  const TensorInfo tensor(api_, info);
+  return Values{ffi::String(NameOf(value)), tensor.element,
+                ffi::Array<int64_t>(tensor.sizes.begin(), tensor.sizes.end())};
 }
 
 Values Graph::Tensor(const std::string& name, const OrtValue* value) const {
-  OrtTensorTypeAndShapeInfo* info = nullptr;
-  api_.Check(kGetTensorTypeAndShape, value, &info);
-  const auto release = [this](OrtTensorTypeAndShapeInfo* owned) { api_.Call(kReleaseTensorInfo, owned); };
-  const std::unique_ptr<OrtTensorTypeAndShapeInfo, decltype(release)> owned(info, release);
-  int element = 0;
-  size_t rank = 0, bytes = 0;
-  api_.Check(kGetTensorElementType, static_cast<const OrtTensorTypeAndShapeInfo*>(info), &element);
-  api_.Check(kGetDimensionsCount, static_cast<const OrtTensorTypeAndShapeInfo*>(info), &rank);
-  std::vector<int64_t> sizes(rank);
-  if (rank != 0) api_.Check(kGetDimensions, static_cast<const OrtTensorTypeAndShapeInfo*>(info), sizes.data(), rank);
+  const TensorInfo info(api_, value);
+  size_t bytes = 0;
   const void* data = nullptr;
   constexpr int kStrings = 8;
-  if (element != kStrings) {
+  if (info.element != kStrings) {
     api_.Check(kTensorBytes, value, &bytes);
     api_.Check(kTensorData, value, &data);
   }
   const auto count = static_cast<int64_t>(bytes);
-  return {ffi::String(name), element, ffi::Array<int64_t>(sizes.begin(), sizes.end()),
+  return {ffi::String(name), info.element, ffi::Array<int64_t>(info.sizes.begin(), info.sizes.end()),
           Borrowed(data, ffi::ShapeView(&count, 1), DLDataType{kDLUInt, 8, 1})};
 }
 

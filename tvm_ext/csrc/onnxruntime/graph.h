@@ -17,6 +17,15 @@ using Description = tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Any>;
 // A tensor over memory of somebody else, who keeps it for as long as the tensor is used.
 tvm::ffi::Tensor Borrowed(const void* data, tvm::ffi::ShapeView shape, DLDataType dtype);
 
+// What ONNX Runtime says of a tensor: its ONNXTensorElementDataType, and its sizes (-1 or 0 for an open one).
+struct TensorInfo {
+  TensorInfo(const Api& api, const OrtTensorTypeAndShapeInfo* info);
+  TensorInfo(const Api& api, const OrtValue* value);
+
+  int element = 0;
+  std::vector<int64_t> sizes;
+};
+
 class Graph {
  public:
   Graph(const Api& api, const OrtGraph* graph) : api_(api), graph_(graph) {}

@@ -138,8 +138,7 @@ const ffi::Function& Kernel::Variant(const Shapes& key, const std::vector<ffi::T
   if (prepare_ == nullptr) throw Error("the model was compiled ahead for inputs of shape " + built_for_ + " alone");
   ffi::Array<ffi::Shape> shapes;
   for (const ffi::Tensor& input : inputs) shapes.push_back(ffi::Shape(input.shape()));
-  // Python keeps what it has compiled by shapes, and may drop the oldest: so do we.
-  constexpr size_t kMost = 16;
+  constexpr size_t kMost = 16;  // as a session keeps; which of them goes does not matter: Python has it, or makes it
   if (variants_.size() >= kMost) variants_.erase(variants_.begin());
   return variants_.emplace(key, prepare_(shapes).cast<ffi::Function>()).first->second;
 }
@@ -148,28 +147,13 @@ ffi::Tensor Kernel::Input(OrtKernelContext* context, size_t index, Shapes* key) 
   const OrtValue* value = nullptr;
   api_.Check(kContextInput, static_cast<const OrtKernelContext*>(context), index, &value);
   if (value == nullptr) throw Error("input " + std::to_string(index) + " has no value");
-  OrtTensorTypeAndShapeInfo* owned = nullptr;
-  api_.Check(kGetTensorTypeAndShape, value, &owned);
-  const OrtTensorTypeAndShapeInfo* info = owned;
-  int element = 0;
-  size_t rank = 0;
+  const TensorInfo info(api_, value);
   const void* data = nullptr;
-  std::vector<int64_t> sizes;
-  try {
-    api_.Check(kGetTensorElementType, info, &element);
-    api_.Check(kGetDimensionsCount, info, &rank);
-    sizes.resize(rank);
-    if (rank != 0) api_.Check(kGetDimensions, info, sizes.data(), rank);
-    api_.Check(kTensorData, value, &data);
-  } catch (...) {
-    api_.Call(kReleaseTensorInfo, owned);
-    throw;
-  }
-  api_.Call(kReleaseTensorInfo, owned);
-  key->push_back(static_cast<int64_t>(rank));
-  key->insert(key->end(), sizes.begin(), sizes.end());
-  const ffi::ShapeView shape(sizes.data(), rank);
-  const DLDataType dtype = TypeOf(element);
+  api_.Check(kTensorData, value, &data);
+  key->push_back(static_cast<int64_t>(info.sizes.size()));
+  key->insert(key->end(), info.sizes.begin(), info.sizes.end());
+  const ffi::ShapeView shape(info.sizes.data(), info.sizes.size());
+  const DLDataType dtype = TypeOf(info.element);
   if (reinterpret_cast<uintptr_t>(data) % kAlignment == 0) return Borrowed(data, shape, dtype);
   ffi::Tensor copy = ffi::Tensor::FromNDAlloc(CacheLines(), shape, dtype, DLDevice{kDLCPU, 0});
   std::memcpy(copy.data_ptr(), data, ffi::GetDataSize(copy));
