@@ -8,7 +8,21 @@ from functools import reduce
 from math import prod
 from typing import Literal
 
-from tvm_ext._tvm import Buffer, BufferStore, Expr, For, ForKind, Node, Stmt, TensorLoad, Var, structural_walk, tirx
+from tvm_ext._tvm import (
+    Buffer,
+    BufferStore,
+    Expr,
+    For,
+    ForKind,
+    IRModule,
+    Node,
+    PrimFunc,
+    Stmt,
+    TensorLoad,
+    Var,
+    structural_walk,
+    tirx,
+)
 from tvm_ext.analysis.computations import Computation, dtype_of, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
@@ -340,3 +354,8 @@ def neutral(computation: Computation, dtype: str) -> Expr:
     if computation.combiner == "sum":
         return tirx.const(0, dtype)
     return tirx.const(1, dtype) if computation.combiner == "prod" else in_dtype(computation.init, dtype)
+
+
+def rename_apart(func: PrimFunc) -> PrimFunc:
+    """``func`` with a definition of its own for every variable: statements or expressions have been written twice."""
+    return tirx.transform.ConvertSSA()(IRModule({"main": func}))["main"]

@@ -12,7 +12,6 @@ from tvm_ext._tvm import (
     Buffer,
     Call,
     Expr,
-    IRModule,
     Node,
     PrimFunc,
     TensorLoad,
@@ -24,6 +23,8 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.predicates import is_in
+
+from .build_ir import rename_apart
 
 _BITS = (ir.Op.get("tirx.reinterpret"), ir.Op.get("tirx.address_of"))
 
@@ -69,7 +70,7 @@ def with_own_bindings(func: PrimFunc) -> PrimFunc:
     structural_walk(func.body, (tirx.Let, lambda binding: bound_ones.append(binding.var)))
     if len(set(bound_ones)) == len(bound_ones):
         return func
-    return tirx.transform.ConvertSSA()(IRModule({"main": func}))["main"]
+    return rename_apart(func)
 
 
 def uses_bfloat16(node: Node) -> bool:

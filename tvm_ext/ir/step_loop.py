@@ -42,7 +42,20 @@ from tvm_ext.analysis.computations import dtype_of, mentions, substitute
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.step_loop import StepLoop
 
-from .build_ir import INDEX_DTYPE, SERIAL, allocate, flat, index, load, loop, nest, new_buffer, sequence, store
+from .build_ir import (
+    INDEX_DTYPE,
+    SERIAL,
+    allocate,
+    flat,
+    index,
+    load,
+    loop,
+    nest,
+    new_buffer,
+    rename_apart,
+    sequence,
+    store,
+)
 
 _Place = Callable[[Sequence[Expr]], list[Expr]]
 
@@ -55,7 +68,7 @@ def step_loop(step: PrimFunc, plan: StepLoop) -> PrimFunc:
     attributes = {key: step.attrs[key] for key in step.attrs.keys()} if step.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
     made = PrimFunc(writer.params, body, step.ret_type).with_attrs({**attributes, "s_tir": True})
     with _own_context():
-        return tirx.transform.ConvertSSA()(IRModule({"main": made}))["main"]  # the body may be there twice
+        return rename_apart(made)  # the body may be there twice
 
 
 def without_blocks(func: PrimFunc) -> PrimFunc:

@@ -29,7 +29,7 @@ from tvm_ext._tvm import (
 from tvm_ext.devices.capabilities import ACQUIRING_LOADS_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit, static_shared_bytes
-from tvm_ext.ir.build_ir import sequence
+from tvm_ext.ir.build_ir import rename_apart, sequence
 from tvm_ext.records.merged import HEAD_WORDS, MERGED, NOT_CHOSEN, CompiledUse, MergedKernel, MergedLaunch, MergeLevel
 from tvm_ext.records.rammer import RAMMER, RTASK_PLANS, RammerRecord, SchedulePlan
 from tvm_ext.records.rtask_split import RKERNEL
@@ -40,7 +40,6 @@ from .emit.gpu_merged.kernel import LaunchForm, launch_statement
 from .emit.gpu_merged.operands import Bodies, Operands, flat_buffer
 from .emit.gpu_merged.relocate import need_of
 from .emit.gpu_merged.tables import LaunchTable, Streams, in_one_order, launch_table, needed_waits, waves_of
-from .pipelining.loops import rename_apart
 
 AskCompiler = Callable[[PrimFunc], CompiledUse | str]
 """What the compiler says of a function of one launch; as text, why nobody asked it."""

@@ -30,10 +30,9 @@ from tvm_ext._tvm import (
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.analysis.device_code import called_name, pointer_variable
 from tvm_ext.analysis.launches import lower
-from tvm_ext.ir.build_ir import sequence
+from tvm_ext.ir.build_ir import rename_apart, sequence
 from tvm_ext.records.merged import BODY_SCOPE
 from tvm_ext.tir_passes.outline_rtasks import OutlineRTasks, zeroed
-from tvm_ext.tir_passes.pipelining.loops import rename_apart
 from tvm_ext.toolchains.cuda_check import _source
 
 op = relax.op

@@ -39,6 +39,7 @@ from tvm_ext._tvm import (
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import shared_limit_bytes, static_shared_bytes
 from tvm_ext.errors import IllegalRewrite, InputError
+from tvm_ext.ir.build_ir import rename_apart
 from tvm_ext.records.pipelines import PIPELINE_PLAN, PipelinedBuffer, PipelinePlan
 
 from .analyse import REGISTER_LEVEL, SHARED_LEVEL, LoadUse, find_load_use, fuses_with
@@ -49,7 +50,6 @@ from .loops import (
     is_register,
     is_shared,
     op_name,
-    rename_apart,
     scope_of,
     size_of,
     to_loops,

@@ -73,11 +73,6 @@ def _laid_out(statement: Stmt) -> Stmt:
     return AllocBuffer(statement.buffer, kept) if len(kept) < len(statement.annotations) else statement
 
 
-def rename_apart(func: PrimFunc) -> PrimFunc:
-    """``func`` with a definition of its own for every loop variable: rewriting has duplicated statements."""
-    return tirx.transform.ConvertSSA()(IRModule({"main": func}))["main"]
-
-
 # --- statements ---------------------------------------------------------------------------------------------------
 def children_of(body: Stmt) -> list[Stmt]:
     """The statements that ``body`` runs one after another."""
