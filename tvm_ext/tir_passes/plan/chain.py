@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 
 from tvm_ext._tvm import Buffer, PrimFunc
 from tvm_ext.analysis.computation_exprs import tensor_bytes
@@ -62,8 +62,10 @@ def judge_chain(func: PrimFunc, constants: Sequence[int], device: DeviceSpec, op
         bound = whole.clock.separate_s([_without(inner, *both) for both in zip(stages, groups, strict=True)])
         bound += whole.clock.reload_s(Panels(weights_bytes=weights_bytes, panel_bytes=0.0, count=device.unit_count))
         fused, best = bound, None
-        if apart >= LEAST_GAIN * bound or options.enable_persistent_fusion is True:
-            fused, best = _fastest(panel_plans(operator, device), whole)
+        forced = options.enable_persistent_fusion is True
+        if apart >= LEAST_GAIN * bound or forced:
+            rates = [_PointTimes.of(*both, device) for both in zip(groups, stages, strict=True)]
+            fused, best = _fastest(panel_plans(operator, device), whole, rates, inf if forced else apart / LEAST_GAIN)
     return ChainVerdict(
         plan=best,
         fused_us=fused * 1e6,
@@ -73,16 +75,66 @@ def judge_chain(func: PrimFunc, constants: Sequence[int], device: DeviceSpec, op
     )
 
 
-def _fastest(candidates: Sequence[PanelPlan], whole: ChainTiming) -> tuple[float, PanelPlan]:
-    """The least time of any panels, and which; raises IllegalRewrite, as the last did, where none has tiles."""
-    found: list[tuple[float, PanelPlan]] = []
-    for position, candidate in enumerate(candidates):
+def _fastest(
+    candidates: Sequence[PanelPlan], whole: ChainTiming, rates: Sequence[_PointTimes], most_s: float
+) -> tuple[float, PanelPlan | None]:
+    """The least time of any panels, and which; raises IllegalRewrite, as the last did, where none has tiles.
+
+    Kernels are constructed for panels that could take at most ``most_s`` seconds and less than the best. Where there
+    are none, the time is the least that the panels could take.
+    """
+    found: tuple[float, PanelPlan] | None = None
+    refused: IllegalRewrite | None = None
+    least = sorted(((_least_s(*judged_panel(whole.operator, c), whole, rates), c) for c in candidates), key=_seconds)
+    for least_s, candidate in least:
+        if least_s > most_s or (found is not None and least_s >= found[0]):
+            break
         try:
-            found.append((_fused_s(*judged_panel(whole.operator, candidate), whole), candidate))
-        except IllegalRewrite:  # noqa: PERF203 - a handful
-            if position == len(candidates) - 1 and not found:
-                raise
-    return min(found, key=lambda pair: pair[0])
+            own = _fused_s(*judged_panel(whole.operator, candidate), whole), candidate
+        except IllegalRewrite as refusal:
+            refused = refusal
+        else:
+            found = min(found or own, own, key=_seconds)
+    if found is not None:
+        return found
+    if refused is not None:
+        raise refused
+    return least[0][0], None
+
+
+def _seconds(timed: tuple[float, PanelPlan]) -> float:
+    return timed[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PointTimes:
+    """Seconds that one core takes for each point of a group over whole tensors."""
+
+    compute_s: float
+    near_s: float
+
+    @classmethod
+    def of(cls, group: TileGroup | RowGroup, stage: Stage, device: DeviceSpec) -> _PointTimes:
+        share = device.unit_count / _points(group)
+        return cls(compute_s=stage.compute_s * share, near_s=stage.near_s * share)
+
+
+def _points(group: TileGroup | RowGroup) -> int:
+    return sum(c.point_count for c in group.computations) if isinstance(group, RowGroup) else group.anchor.point_count
+
+
+def _least_s(
+    panel: Panel, groups: Sequence[TileGroup | RowGroup], whole: ChainTiming, rates: Sequence[_PointTimes]
+) -> float:
+    """Seconds of all panels like ``panel``, its tiles as fast as those of whole tensors; 0 where groups differ."""
+    if len(groups) != len(rates):
+        return 0.0
+    times = [
+        (rate.compute_s * _points(group), rate.near_s * _points(group))
+        for group, rate in zip(groups, rates, strict=True)
+    ]
+    stages = [_panel_stage(group, panel, own) for group, own in zip(groups, times, strict=True)]
+    return whole.clock.fused_s(stages, panels_of(panel, groups))
 
 
 def _with_tiles(operator: OperatorBody) -> list[TileGroup | RowGroup]:

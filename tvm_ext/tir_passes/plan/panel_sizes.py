@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import prod
@@ -32,13 +33,13 @@ def panel_plans(operator: OperatorBody, device: DeviceSpec, fills: Sequence[floa
 
     Outer axes come first: panels are of one image until whole images fit. None where `check_smallest` raises.
     """
-    largest: dict[float, PanelPlan] = {}
-    for made in _by_size(operator, device.unit_count):
-        needed = panel_bytes(*judged_panel(operator, made))
-        largest |= {fill: made for fill in fills if needed <= fill * _capacity(device)}
-        if needed > _capacity(device):
-            break
-    return list(dict.fromkeys(largest.values()))
+    plans = _by_size(operator, device.unit_count)
+
+    def needed(made: PanelPlan) -> float:
+        return panel_bytes(*judged_panel(operator, made))
+
+    ends = [bisect_right(plans, fill * _capacity(device), key=needed) for fill in fills]
+    return list(dict.fromkeys(plans[end - 1] for end in ends if end > 0))
 
 
 def check_smallest(operator: OperatorBody, device: DeviceSpec) -> None:
