@@ -231,7 +231,7 @@ def kernel_passes(
 ) -> list[tvm.transform.Pass]:
     """From one PrimFunc per operator to one scheduled kernel per operator. Without Roller: nothing on a CPU.
 
-    Kernels that ``cache`` has are sealed: only `code_generation.generate` makes a library of them.
+    Kernels that ``cache`` has are sealed: only `code_generation.Compiler` makes a library of them.
     """
     if device.kind != "cpu":
         # One kernel at a time is emitted, pipelined and shown to the compiler: what that refuses is tried without

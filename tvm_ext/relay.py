@@ -51,6 +51,7 @@ from tvm_ext.relay_passes.batching.prove import ModelAt
 from tvm_ext.relay_passes.name_kernels import NameKernels, merged
 from tvm_ext.relay_passes.onnx.clean import as_identifier
 from tvm_ext.relay_passes.onnx.load import load_onnx
+from tvm_ext.relay_passes.pack_constants import called_as
 from tvm_ext.relay_passes.recurrent.overlap_layers import overlapped
 from tvm_ext.relay_passes.wavefronts.policies import require_policy
 from tvm_ext.runtime import graph_module
@@ -64,7 +65,7 @@ from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.support.pass_clock import PassClock, timed_context
 from tvm_ext.support.shared_constants import ConstantStore, shared, sharing
 from tvm_ext.tir_passes.construct_kernels import kernel_context
-from tvm_ext.toolchains.code_generation import GeneratedCode, UnusableCodeError, can_link, generate, generate_whole
+from tvm_ext.toolchains.code_generation import Compiler, GeneratedCode, UnusableCodeError, can_link, generate_whole
 from tvm_ext.toolchains.rocm_toolchain import enable_rocm
 
 __all__ = [
@@ -348,8 +349,10 @@ def _compile(
     if plan.device.kind == "rocm":
         enable_rocm()
     watched = bool(tvm.transform.PassContext.current().instruments)  # by somebody who wants to see all passes
+    by_kernel = not whole and all(_compiles_by_kernel(mod, plan) for mod in mods.values())
     kernels, lowered = {}, {}
-    with plan.target, timed_context(clock):
+    with plan.target, timed_context(clock), Compiler(plan.target, 1 if watched else usable_core_count()) as compiler:
+        cache.on_construction = (lambda *made: compiler.start(*called_as(*made))) if by_kernel else None
         for name, mod in mods.items():
             construct = plan.construct if name == "main" else _constructing_variant(plan, cache, name)
             with EXCLUSIVE:
@@ -362,13 +365,11 @@ def _compile(
                 _refuse_wrong_kernels(mod, lowered[name], plan, clock)
                 watch.split(VERIFYING)
         together = merged(lowered)
-        if whole or not all(_compiles_by_kernel(mod, plan) for mod in mods.values()):
+        if by_kernel:
+            code = compiler.generate(together, cache, kernel_context(plan.device, plan.options), clock.on_start)
+        else:
             with own_cuda_compiler():
                 code = generate_whole(together, plan.target)
-        else:
-            context = kernel_context(plan.device, plan.options)
-            threads = 1 if watched else usable_core_count()
-            code = generate(together, plan.target, cache, context, threads, clock.on_start)
         watch.split(GENERATING)
     return kernels, code
 

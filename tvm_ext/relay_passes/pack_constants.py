@@ -12,6 +12,7 @@ from tvm_ext._tvm import (
     GlobalVar,
     IRModule,
     PassContext,
+    PrimFunc,
     expr_mutator,
     module_pass,
     relax,
@@ -27,6 +28,13 @@ from .rewriting import CallRewriter
 
 PACKED = "tvm_ext.packed"
 """PrimFunc attribute of a kernel whose constants are packed; it keeps the builder from merging it with the old one."""
+
+
+def called_as(name: str, kernel: PrimFunc) -> tuple[str, PrimFunc]:
+    """The name and the form under which `PackConstants` leaves ``kernel``, unless the name is taken."""
+    if not from_json(KernelChoice, str(kernel.attrs[CHOICE])).packs:
+        return name, kernel
+    return f"{name}_packed", kernel.with_attr(PACKED, True)
 
 
 @expr_mutator

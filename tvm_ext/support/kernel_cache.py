@@ -14,7 +14,7 @@ import hashlib
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,7 @@ class KernelCache:
     duplicates: int = 0
     notes: dict[str, str] = field(default_factory=dict)  # by kind: each is said once
     found: dict[str, CachedKernel] = field(default_factory=dict)  # what `get` gave, by key
+    on_construction: Callable[[str, PrimFunc], None] | None = None  # of a kernel's name and the kernel, as it is made
 
     @classmethod
     def for_build(cls, build_options: options.BuildOptions) -> KernelCache:

@@ -159,7 +159,10 @@ class ConstructKernels:
                 func, name, device, self.options, tiles, accept=self.accept, wishes=self.wishes, failed=self.failed
             )
             made.remember(func, kernel)
-        return kernel if key is None else kernel.with_attr(KERNEL_KEY, key)
+        kernel = kernel if key is None else kernel.with_attr(KERNEL_KEY, key)
+        if self.cache.on_construction is not None:
+            self.cache.on_construction(name, kernel)
+        return kernel
 
     def _entry(self, func: PrimFunc, key: str) -> CachedKernel | None:
         """The cache's entry under ``key``, if it can be the kernel of ``func``."""

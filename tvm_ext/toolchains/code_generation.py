@@ -5,7 +5,8 @@ call. Here every kernel is an object file of its own, made by a thread (TVM rele
 while LLVM works), and one call of the linker joins them. Measured on two cores, processor time for ResNet-50: 5.5 s by
 kernel, 6.2 s as one module; DenseNet-121 23.1 s and 24.1 s; linking takes 0.06 s and 0.14 s.
 
-Construction, which Python's lock keeps on one core, is not divided among processes: they would have to send back
+Kernels are compiled while others are still constructed (`Compiler.start`). Construction, which Python's lock keeps on
+one core, is not divided among processes: they would have to send back
 TensorIR, and reading ResNet-50's from JSON takes 0.59 s where constructing it takes 0.71 s; a worker also needs 0.9 s
 to import TVM. For the same reason the cache keeps machine code and not TensorIR.
 """
@@ -13,9 +14,12 @@ to import TVM. For the same reason the cache keeps machine code and not TensorIR
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import tempfile
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,7 @@ from tvm_ext._tvm import (
     Target,
     Tensor,
     relax,
+    structural_equal,
     tvm,
     vm_generate,
     vm_link,
@@ -97,45 +102,110 @@ def can_link() -> bool:
     return tvm.support.cc.get_cc() is not None
 
 
-def generate(
-    lowered: IRModule,
-    target: Target,
-    cache: KernelCache,
-    context: str,
-    threads: int,
-    progress: Callable[[str], None] | None = None,
-) -> GeneratedCode:
-    """Compile and link ``lowered`` for ``target``, which must be a CPU that this process can run code of.
+class Compiler:
+    """Makes kernels' machine code for ``target`` on ``threads`` threads; in the current PassContext where it is one.
 
-    ``threads`` of 1 compiles in the current PassContext, instruments included. Raises UnusableCodeError where linking
-    fails or a kernel's cached code does not fit: the caller then has to construct again without the cache.
+    Entered, it has a folder for object files and a pool of threads.
     """
-    builder, kernels = vm_generate(lowered)
-    pending, codes = _divide(kernels, cache, context)
-    compiled = _compile_all(pending, target, threads, progress)
-    for kernel, result in compiled:
-        codes[kernel.symbol] = result.code
-        _keep(kernel, result.code, cache)
-    start = time.perf_counter()
-    objects = tuple(codes[symbol] for symbol in sorted(codes))
-    library = _load(objects) if objects else _no_kernels(target)
-    _check_defined(library, codes)
-    times = CodeTimes(
-        threads=min(threads, max(1, len(pending))),
-        compiled=len(pending),
-        lowering_s=sum(result.lowering_s for _, result in compiled),
-        objects_s=sum(result.objects_s for _, result in compiled),
-        link_s=time.perf_counter() - start,
-    )
-    plans = _plans(lowered)
-    return GeneratedCode(
-        executable=vm_link(builder, target, with_schedules(library, plans), _constants(lowered)),
-        times=times,
-        objects=objects,
-        link_again=lambda: vm_link(
-            vm_generate(lowered)[0], target, with_schedules(_no_kernels(target), plans), _constants(lowered)
-        ),
-    )
+
+    def __init__(self, target: Target, threads: int) -> None:
+        self.target, self.threads = target, threads
+        self._stack = contextlib.ExitStack()
+        self._started: dict[str, tuple[PrimFunc, Future[_Compiled]]] = {}
+
+    def __enter__(self) -> Compiler:
+        current = PassContext.current()
+        settings = dict(current.config)
+        level, disabled, required = current.opt_level, list(current.disabled_pass), list(current.required_pass)
+        self._context = lambda: PassContext(
+            opt_level=level, required_pass=required, disabled_pass=disabled, config=settings
+        )
+        return self
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        return self._stack.__exit__(*raised)
+
+    @functools.cached_property
+    def _folder(self) -> Path:
+        """Where kernels' object files are written, until the compiler is left."""
+        try:
+            return self._stack.enter_context(temporary_folder("kernels"))
+        except OSError as error:
+            raise UnusableCodeError(f"an object file cannot be written: {error}") from error
+
+    @functools.cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return self._stack.enter_context(worker_threads(self.threads, "tvm_ext-compile"))
+
+    def start(self, symbol: str, func: PrimFunc) -> None:
+        """Compile ``func`` as ``symbol`` from now on: `generate` has the code where the kernel stays as it is."""
+        if self.threads > 1:
+            func = func.with_attr("global_symbol", symbol)
+            self._started[symbol] = func, self._submit(_Kernel(GlobalVar(symbol), func, symbol, ""))
+
+    def generate(
+        self, lowered: IRModule, cache: KernelCache, context: str, progress: Callable[[str], None] | None = None
+    ) -> GeneratedCode:
+        """Compile and link ``lowered`` for the target, which must be a CPU that this process can run code of.
+
+        Raises UnusableCodeError where linking fails or a kernel's cached code does not fit: the caller then has to
+        construct again without the cache.
+        """
+        builder, kernels = vm_generate(lowered)
+        pending, codes = _divide(kernels, cache, context)
+        compiled, target = self._compile_all(pending, progress), self.target
+        for kernel, result in compiled:
+            codes[kernel.symbol] = result.code
+            _keep(kernel, result.code, cache)
+        start = time.perf_counter()
+        objects = tuple(codes[symbol] for symbol in sorted(codes))
+        library = _load(objects) if objects else _no_kernels(target)
+        _check_defined(library, codes)
+        times = CodeTimes(
+            threads=min(self.threads, max(1, len(pending))),
+            compiled=len(pending),
+            lowering_s=sum(result.lowering_s for _, result in compiled),
+            objects_s=sum(result.objects_s for _, result in compiled),
+            link_s=time.perf_counter() - start,
+        )
+        plans = _plans(lowered)
+        return GeneratedCode(
+            executable=vm_link(builder, target, with_schedules(library, plans), _constants(lowered)),
+            times=times,
+            objects=objects,
+            link_again=lambda: vm_link(
+                vm_generate(lowered)[0], target, with_schedules(_no_kernels(target), plans), _constants(lowered)
+            ),
+        )
+
+    def _compile_all(
+        self, pending: Sequence[_Kernel], progress: Callable[[str], None] | None
+    ) -> list[tuple[_Kernel, _Compiled]]:
+        """Every kernel with its code. One thread, this one, where there is but one kernel or the context is watched."""
+        results = []
+        for kernel, result in self._each(pending):
+            results.append((kernel, result))
+            if progress is not None:
+                progress(f"kernel {len(results)} of {len(pending)}: {kernel.symbol}")
+        return results
+
+    def _each(self, pending: Sequence[_Kernel]) -> Iterator[tuple[_Kernel, _Compiled]]:
+        if self.threads == 1 or (len(pending) < 2 and not self._started):
+            path = self._folder / "kernel.o"
+            yield from ((kernel, _compile(kernel, self.target, contextlib.nullcontext, path)) for kernel in pending)
+            return
+        futures = {self._taken(kernel) or self._submit(kernel): kernel for kernel in pending}
+        yield from ((futures[future], future.result()) for future in as_completed(futures))
+
+    def _submit(self, kernel: _Kernel) -> Future[_Compiled]:
+        handle, name = tempfile.mkstemp(".o", dir=self._folder)
+        os.close(handle)
+        return self._pool.submit(_compile, kernel, self.target, self._context, Path(name))
+
+    def _taken(self, kernel: _Kernel) -> Future[_Compiled] | None:
+        """What was started for ``kernel``, if that is what it became."""
+        func, future = self._started.get(kernel.symbol, (None, None))
+        return future if func is not None and structural_equal(func, kernel.func) else None
 
 
 def generate_whole(lowered: IRModule, target: Target) -> GeneratedCode:
@@ -179,44 +249,6 @@ def _divide(kernels: IRModule, cache: KernelCache, context: str) -> tuple[list[_
         else:
             pending.append(_Kernel(variable, func, symbol, key))
     return pending, codes
-
-
-def _compile_all(
-    pending: list[_Kernel], target: Target, threads: int, progress: Callable[[str], None] | None
-) -> list[tuple[_Kernel, _Compiled]]:
-    """Every kernel with its code. One thread, this one, where there is but one kernel or the context is watched."""
-    current = PassContext.current()
-    if threads == 1 or len(pending) < 2:
-        with contextlib.ExitStack() as stack:
-            path = _object_folder(stack) / "kernel.o"
-            return [(kernel, _compile(kernel, target, contextlib.nullcontext, path)) for kernel in pending]
-    settings = dict(current.config)
-    level, disabled, required = current.opt_level, list(current.disabled_pass), list(current.required_pass)
-
-    def same_context() -> PassContext:
-        return PassContext(opt_level=level, required_pass=required, disabled_pass=disabled, config=settings)
-
-    results = []
-    with contextlib.ExitStack() as stack:
-        folder = _object_folder(stack)
-        pool = stack.enter_context(worker_threads(min(threads, len(pending)), "tvm_ext-compile"))
-        futures = {
-            pool.submit(_compile, kernel, target, same_context, folder / f"{index}.o"): kernel
-            for index, kernel in enumerate(pending)
-        }
-        for future in as_completed(futures):
-            results.append((futures[future], future.result()))
-            if progress is not None:
-                progress(f"kernel {len(results)} of {len(pending)}: {futures[future].symbol}")
-    return results
-
-
-def _object_folder(stack: contextlib.ExitStack) -> Path:
-    """Where kernels' object files are written, until ``stack`` ends."""
-    try:
-        return stack.enter_context(temporary_folder("kernels"))
-    except OSError as error:
-        raise UnusableCodeError(f"an object file cannot be written: {error}") from error
 
 
 def _compile(kernel: _Kernel, target: Target, context: Callable[[], Any], path: Path) -> _Compiled:

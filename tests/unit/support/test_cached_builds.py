@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -207,6 +208,35 @@ def test_an_error_in_a_thread_reaches_the_caller(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(relay, "usable_core_count", lambda: 4)
     with pytest.raises(ArithmeticError, match="in a thread"):
         build(tmp_path)
+
+
+def test_what_is_compiled_during_construction_is_not_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two 3x3 layers, whose weights are packed, and others."""
+    compiled: list[str] = []
+    compile_one = code_generation._compile
+
+    def counted(kernel: Any, *arguments: Any) -> Any:
+        compiled.append(kernel.symbol)
+        return compile_one(kernel, *arguments)
+
+    monkeypatch.setattr(code_generation, "_compile", counted)
+    monkeypatch.setattr(relay, "usable_core_count", lambda: 2)
+    started: list[str] = []
+    monkeypatch.setattr(
+        code_generation.Compiler,
+        "start",
+        lambda self, symbol, func, start=code_generation.Compiler.start: (
+            started.append(symbol),
+            start(self, symbol, func),
+        ),
+    )
+    chain = conv_chain((1, 32, 14, 14), *[Conv(filters=32, kernel=3, padding=1)] * 2).mod
+    library = build(tmp_path, chain, layout="NCHWc", device="cpu-epyc-zen5")
+    assert sorted(started) == sorted(compiled)
+    assert len(started) == library.report.code.compiled >= 2
+    assert any(symbol.endswith("_packed") for symbol in started)
 
 
 def test_the_users_instruments_see_the_passes_of_code_generation(tmp_path: Path) -> None:
