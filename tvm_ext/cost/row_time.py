@@ -17,7 +17,7 @@ from tvm_ext.analysis.computations import Computation, dtype_of, mentions
 from tvm_ext.analysis.predicates import contiguous_in, is_in
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import WARM, Machine
-from tvm_ext.ir.build_ir import VECTORIZED, accumulator_dtype, lanes_of, vector_kind
+from tvm_ext.ir.build_ir import VECTORIZED, accumulator_dtype, lanes_of, vector_kind, vectors
 from tvm_ext.records.rprogram import LayerCost, Prediction
 from tvm_ext.records.tuning import RowTiles
 
@@ -28,6 +28,7 @@ LIBRARY_FUNCTIONS = frozenset(f"tirx.{name}" for name in ("asinh", "acosh", "ata
 WIDE_LIBRARY_FUNCTIONS = LIBRARY_FUNCTIONS | {
     f"tirx.{name}" for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")
 }
+LEAST_LANES = 4  # that save anything over additions one by one
 ASSUMED_GFLOPS = 16.0  # of one unit whose rate for a type is not known
 
 
@@ -142,13 +143,13 @@ def operations_per_point(computation: Computation, call_operations: int = CALL_O
 
 
 def is_vectorised(computation: Computation, device: DeviceSpec) -> bool:
-    """Whether a kernel of rows runs along the last reduction axis in SIMD registers."""
+    """Whether a kernel of rows runs along the last reduction axis in SIMD registers, or in a part of one."""
     last = computation.reduction[-1]
-    lanes = reduction_lanes(computation, device)
-    wide = computation.extent(last) >= lanes > 1
+    wide = reduction_lanes(computation, device) >= min(LEAST_LANES, device.teu_lanes) > 1
     return wide and contiguous_in(computation, last) and vector_kind(computation.value) == VECTORIZED
 
 
 def reduction_lanes(computation: Computation, device: DeviceSpec) -> int:
-    """Elements in one register of what a reduction is accumulated in."""
-    return lanes_of(accumulator_dtype(dtype_of(computation.target)), device.register_bytes)
+    """Elements in one register of what a reduction is accumulated in; 8 of 16 where a row has 13."""
+    lanes = lanes_of(accumulator_dtype(dtype_of(computation.target)), device.register_bytes)
+    return vectors(computation.extent(computation.reduction[-1]), lanes)[0][1]

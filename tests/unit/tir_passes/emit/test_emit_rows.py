@@ -75,7 +75,7 @@ def test_softmax_of_any_length(length, log, rng):
 
 
 @pytest.mark.parametrize("rows", [(12, 16), (7, 9), (5, 7), (1, 2)])  # turns of four, three, one and two rows
-@pytest.mark.parametrize("length", [16, 20, 49, 64, 79])
+@pytest.mark.parametrize("length", [4, 5, 13, 16, 20, 49, 79])
 @pytest.mark.parametrize("log", [False, True])
 def test_short_rows_take_turns(rows, length, log, rng):
     x = (5 * rng.standard_normal((*rows, length))).astype("f4")
@@ -97,6 +97,12 @@ def test_softmax_of_masked_rows(dtype, rng):
     # x minus the largest is rounded in its own type: a float16 between -8 and -4 by up to 2^-9, and e^x by as much.
     np.testing.assert_allclose(actual, expected, rtol=3e-6 if dtype == "float32" else 4e-3, atol=1e-7)
     assert np.all(actual[1, ::2] == 0)
+
+
+def test_rows_of_less_than_a_register_are_reduced_in_a_part_of_one():
+    text = constructed(legalised(op.nn.softmax, (7, 13)), device=device_db.lookup("cpu-epyc-zen5"))[0].script()
+    assert "T.vectorized(T.int64(8))" in text
+    assert "for k in" not in text
 
 
 def test_softmax_keeps_its_exponentials_in_the_output_and_divides_once_per_row():

@@ -8,6 +8,7 @@ from tvm import te
 
 from tests.unit.kernels import constructed, from_te, run
 from tvm_ext._tvm import tirx
+from tvm_ext.devices import device_db
 
 
 def woven(rows, columns, shape):
@@ -47,3 +48,12 @@ def test_a_loop_stores_all_elements_of_a_turn():
     text = kernel.script()
     assert "% T.int64(2)" not in text
     assert "// T.int64(2)" not in text
+
+
+@pytest.mark.parametrize(("side", "vector"), [(2, 4), (3, 8), (4, 16)])
+def test_a_run_of_short_rows_takes_no_turns(side, vector):
+    """Points of small images lie one behind the other, whatever divisions address them."""
+    x, scale = te.placeholder((70, side, side), name="x"), te.placeholder((70,), name="scale")
+    y = te.compute((70, side, side), lambda c, i, j: x[c, i, j] * scale[c] + 1.0, "y")
+    text = constructed(from_te(x, scale, y), device=device_db.lookup("cpu-epyc-zen5"))[0].script()
+    assert f"T.vectorized(T.int64({vector}))" in text

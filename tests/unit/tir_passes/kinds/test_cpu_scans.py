@@ -10,6 +10,8 @@ from tvm import relax
 
 from tests.support.small_modules import module_of
 from tvm_ext import relay
+from tvm_ext.options import BuildOptions
+from tvm_ext.pass_pipeline import plan_build
 
 
 def scan(x: np.ndarray[Any, Any], axis: int, product: bool = False, exclusive: bool = False) -> tuple[Any, str]:
@@ -42,7 +44,9 @@ def expected(x: np.ndarray[Any, Any], axis: int, product: bool, exclusive: bool)
         ((1, 1000), -1, "rows in 8 parts"),
         ((61, 3), 0, "columns by 3"),
         ((3, 17, 101), 1, "columns by 32"),
-        ((9, 4, 5, 7), 1, "columns by 32"),
+        ((9, 4, 5, 7), 1, "columns by 7"),
+        ((2, 9, 150, 1), 1, "columns by 32"),
+        ((3, 2100), 0, "columns by 32"),
     ],
 )
 def test_shapes(shape: tuple[int, ...], axis: int, how: str, exclusive: bool) -> None:
@@ -60,3 +64,13 @@ def test_products_and_integers(shape: tuple[int, ...]) -> None:
         np.testing.assert_allclose(scan(x, axis, product=True)[0], expected(x, axis, True, False), rtol=1e-4)
         whole = draw.integers(-(2**40), 2**40, shape)
         np.testing.assert_array_equal(scan(whole, axis)[0], np.cumsum(whole, axis))
+
+
+@pytest.mark.parametrize(("shape", "forks"), [((2257, 128), False), ((2, 2257, 40), True), ((100, 9000), True)])
+def test_cores_do_not_write_side_by_side_in_a_page(shape: tuple[int, ...], forks: bool) -> None:
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    options = BuildOptions(device="cpu-epyc-zen5", database="off", num_threads=2)
+    plan = plan_build("cpu-epyc-zen5", options)
+    with plan.target:
+        text = plan.construct(module_of([x], relax.op.cumsum(x, len(shape) - 2))).script()
+    assert ("T.parallel" in text) == forks

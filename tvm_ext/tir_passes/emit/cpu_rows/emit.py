@@ -24,7 +24,7 @@ from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, TensorLoad, Var, structura
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, reads, replace_reads, static_shape, substitute
 from tvm_ext.analysis.predicates import contiguous_in, is_in, shared_axes
-from tvm_ext.cost.row_time import is_vectorised, reduction_lanes
+from tvm_ext.cost.row_time import LEAST_LANES, is_vectorised, reduction_lanes
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
@@ -296,7 +296,7 @@ def _spatial(
         return store_point(computation, table + bind(inner, values))
 
     size, lanes = computation.extent(inner[-1]) if inner else 0, device.teu_lanes
-    is_row = lanes < size <= SHORT_ROW_REGISTERS * lanes and not has_guard(computation.value)
+    is_row = LEAST_LANES < size <= SHORT_ROW_REGISTERS * lanes and not has_guard(computation.value)
     is_short = size in SHORT_AXES or is_row
     if not is_short or not contiguous_in(computation, inner[-1]):
         return over(computation, inner, body)

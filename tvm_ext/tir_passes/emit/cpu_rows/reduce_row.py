@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm_ext._tvm import Buffer, Expr, Stmt, Var
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, substitute
 from tvm_ext.analysis.predicates import contiguous_in
-from tvm_ext.cost.row_time import is_vectorised
+from tvm_ext.cost.row_time import is_vectorised, reduction_lanes
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
@@ -25,7 +25,6 @@ from tvm_ext.ir.build_ir import (
     bind,
     in_dtype,
     index,
-    lanes_of,
     load,
     loop,
     neutral,
@@ -72,7 +71,7 @@ def reduce_row(
     table: its row is written on the way.
     """
     dtype = accumulator_dtype(dtype_of(computation.target))
-    extent, lanes = computation.extent(computation.reduction[-1]), lanes_of(dtype, device.register_bytes)
+    extent, lanes = computation.extent(computation.reduction[-1]), reduction_lanes(computation, device)
     row = _ReducedRow(
         computation=computation,
         producer=producer,

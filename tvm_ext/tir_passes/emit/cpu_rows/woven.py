@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tvm_ext._tvm import Expr, Stmt, Var, structural_map, structural_walk, tirx
 from tvm_ext.analysis.computations import Computation
+from tvm_ext.analysis.predicates import contiguous_in
 from tvm_ext.ir.build_ir import SERIAL, index, loop, sequence
 
 LONGEST_TURN = 4
@@ -57,7 +58,12 @@ class WovenAxis:
 
 
 def turns_of(computation: Computation, axes: Sequence[Var]) -> list[WovenAxis]:
-    """The turns in which elements along ``axes`` come; none where those along the last one do not."""
+    """The turns in which elements along ``axes`` come; none where those along the last one do not.
+
+    ``x[v // 4, v % 4]`` of rows of 4 is a run of memory: none either.
+    """
+    if contiguous_in(computation, axes[-1]):
+        return []
     found = [turns for axis in axes if (turns := _turns(computation.value, axis)) is not None]
     return found if found and found[-1].axis.same_as(axes[-1]) else []
 
