@@ -38,7 +38,7 @@ from tvm_ext.support.quantities import Floats, Integers
 
 from .spaces import ListedSpace
 
-WARP_SIDES = (16, 32, 48, 64, 80, 96, 128)  # as construction has them
+WARP_SIDES = (16, 32, 48, 64, 80, 96, 128)  # a choice: whole fragments; what construction takes is added
 WARPS = (1, 2, 3, 4, 8)  # a choice: of a threadblock along its rows, and along its columns
 DEPTH_BYTES = (32, 64, 128, 256)  # of one line of a step: one to eight transactions
 SPLITS = (1, 2, 4, 8, 16)  # a choice of those that construction has

@@ -1,16 +1,18 @@
-"""rPrograms for tensor cores: lists of tiles of whole fragments, ranked by a model of their own (`mma_model.py`).
+"""rPrograms for tensor cores by Roller's construction (paper §3.1-3.3), with `mma_model.py` as the model.
 
-Whole fragments leave few tiles: fixed sides of a warp's, one to eight warps, three reduction steps, as far as they fit
-the device. All are predicted, which is not the paper's construction: ordinary tiles are grown greedily (`search.py`).
+A warp's tile grows from one fragment to all sizes that registers hold; a threadblock's from each warp's, along the
+axis whose data reuse score is best (Figure 8). The matrix instruction is the alignment rule: sides are whole fragments.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from tvm_ext.analysis.gemm_form import FRAGMENT, GemmForm, TileSplit, gemm_expr, gemm_form, reduction_step, split_of
 from tvm_ext.analysis.tensor_expr import TensorExpr
-from tvm_ext.cost.mma_model import GemmShape, fragment_registers, predict_mma, shape_of, tile_bytes
+from tvm_ext.cost.mma_model import WARPS_PER_TEU, GemmShape, fragment_registers, predict_mma, shape_of, tile_bytes
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import static_shared_bytes
 from tvm_ext.errors import IllegalRewrite
@@ -18,23 +20,23 @@ from tvm_ext.records.rprogram import Prediction, RProgram, RTile
 from tvm_ext.records.tuning import GpuTile
 from tvm_ext.support.arithmetic import ceil_div
 
-from .align import padding_waste
+from .align import GROWTH, padding_waste
 from .canonical import CanonicalForm
 from .construct import Alternative, Construction, narrower_places
 
-WARP_SIDES = (16, 32, 48, 64, 80, 96, 128)  # a choice: multiples of a fragment whose accumulators registers hold
-WARP_GRIDS = ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 2), (1, 4), (4, 1), (2, 3), (3, 2), (2, 4), (4, 2))
-"""Warps of a threadblock along rows and columns: up to eight."""
-DEPTH_BYTES = (128, 64, 32)
-"""Reduction steps, by the bytes of one line: a cache line of four memory transactions, two, one."""
+LINE_TRANSACTIONS = 4
+"""Memory transactions of a cache line: no step of the reduction reads more of each row."""
 MAX_DEPTH_WASTE = 0.0625
 """Padding of the reduction beyond the finest step's that a longer step may add: longer steps wait less often."""
-SPLITS = (2, 3, 4, 6, 8, 12, 16)  # a choice: growing steps; each adds a partial sum to store and load
 MIN_SPLIT_STEPS = 4
 """Reduction steps that a block must keep for split-K to pay."""
 SPLIT_CANDIDATES = 12  # a choice: unsplit programs, best first, of which split ones are made
 MIN_SPLIT_GAIN = 0.85
 """Share of the unsplit program's predicted time below which a split one is taken: the model flatters partial sums."""
+
+
+Sides = tuple[int, int]
+ONE_FRAGMENT: Sides = (FRAGMENT, FRAGMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,63 +119,89 @@ def tile_of_matrix(program: RProgram, expr: TensorExpr) -> GpuTile:
 
 
 def _tiles(shape: GemmShape, dtype: str, device: DeviceSpec) -> list[TileSplit]:
-    """All aligned tiles that fit the device: registers of a thread, threads and shared memory of a block."""
-    step = reduction_step(dtype, device)
-    depths = _depths(shape.depth, step, shape.itemsize)
-    capacity = static_shared_bytes(device)
-    found = []
-    for warp_rows in _sides(shape.rows):
-        for warp_columns in _sides(shape.columns):
-            warp = TileSplit(
-                rows=warp_rows, columns=warp_columns, depth=step, warp_rows=warp_rows, warp_columns=warp_columns
-            )
-            if fragment_registers(warp, dtype, device) > (device.matrix_register_limit or device.register_limit):
-                continue
-            for down, across in WARP_GRIDS:
-                rows, columns = warp_rows * down, warp_columns * across
-                if _beyond(shape.rows, rows, warp_rows) or _beyond(shape.columns, columns, warp_columns):
-                    continue
-                tile = _deepest(rows, columns, warp_rows, warp_columns, depths, dtype, device, capacity)
-                if tile is not None:
-                    found.append(tile)
+    """Scale-up: the threadblocks' tiles that grow from each warp's tile that registers hold."""
+    growth, found = _Growth(shape, dtype, device), list[TileSplit]()
+    for warp in sorted(growth.sizes(ONE_FRAGMENT, growth.fits_registers, all_orders=True)):
+        blocks = sorted(growth.sizes(warp, partial(growth.holds, warp)))
+        found += [tile for size in blocks if (tile := growth.block(warp, size)) is not None]
     return found
 
 
-def _sides(extent: int) -> list[int]:
-    """Sides of warp tiles, none more than a fragment beyond the axis."""
-    return [side for side in WARP_SIDES if side < extent + FRAGMENT]
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    """EnlargeTile (Figure 8) over the rows and columns of ``shape``, from one layer's aligned size to the next."""
 
+    shape: GemmShape
+    dtype: str
+    device: DeviceSpec
 
-def _beyond(extent: int, size: int, warp_size: int) -> bool:
-    """Whether whole warps of a tile of ``size`` would lie outside of the tensor."""
-    return size - warp_size >= extent
+    def sizes(self, step: Sides, fits: Callable[[Sides], bool], *, all_orders: bool = False) -> list[Sides]:
+        """The sizes that growing by whole ``step``s passes, the axis of the best score first, until none ``fits``.
 
+        All are candidates of scale-out: where the largest leave units idle, the paper shrinks them to smaller ones.
+        """
+        found: dict[Sides, None] = {}
+        if fits(step):
+            self._enlarge(step, step, fits, found, all_orders=all_orders)
+        return list(found)
 
-def _depths(extent: int, step: int, itemsize: int) -> list[int]:
-    """Reduction steps to try, the longest first: 64 halves of 576; 16 of 147, which 3 x 64 would pad by a fifth."""
-    least = ceil_div(extent, step) * step
-    return [
-        size
-        for size in (max(step, width // itemsize) for width in DEPTH_BYTES)
-        if ceil_div(extent, size) * size <= least * (1 + MAX_DEPTH_WASTE) or size == step
-    ]
+    def _enlarge(
+        self, size: Sides, step: Sides, fits: Callable[[Sides], bool], found: dict[Sides, None], *, all_orders: bool
+    ) -> None:
+        found[size] = None
+        for larger in sorted(self._next(size, step), key=lambda larger: -self._score(size, larger)):
+            if larger in found and not all_orders:
+                return  # line 12: better orders of the same steps have been followed
+            if larger not in found and fits(larger):
+                self._enlarge(larger, step, fits, found, all_orders=all_orders)
 
+    def _next(self, size: Sides, step: Sides) -> list[Sides]:
+        """The next aligned sizes, none of which adds a step that is all padding."""
+        (rows, columns), (down, across) = size, step
+        grown = [(rows + down, columns)] if rows < self.shape.rows else []
+        return [*grown, (rows, columns + across)] if columns < self.shape.columns else grown
 
-def _deepest(
-    rows: int,
-    columns: int,
-    warp_rows: int,
-    warp_columns: int,
-    depths: list[int],
-    dtype: str,
-    device: DeviceSpec,
-    capacity: float,
-) -> TileSplit | None:
-    for depth in depths:
-        tile = TileSplit(rows=rows, columns=columns, depth=depth, warp_rows=warp_rows, warp_columns=warp_columns)
-        if tile_bytes(tile, dtype, device) <= capacity:
-            return tile
-    return None
+    def _score(self, size: Sides, larger: Sides) -> float:
+        """Data reuse score (§3.1), elements of a reduction step: of 16 x 16, 16 more rows save a quarter of all."""
+        return (self._traffic(size) - self._traffic(larger)) / (sum(larger) - sum(size))
+
+    def _traffic(self, size: Sides) -> int:
+        return ceil_div(self.shape.rows, size[0]) * ceil_div(self.shape.columns, size[1]) * sum(size)
+
+    def fits_registers(self, warp: Sides) -> bool:
+        """L0's capacity: a thread's registers."""
+        split = TileSplit(rows=warp[0], columns=warp[1], depth=0, warp_rows=warp[0], warp_columns=warp[1])
+        limit = self.device.matrix_register_limit or self.device.register_limit
+        return fragment_registers(split, self.dtype, self.device) <= limit
+
+    def holds(self, warp: Sides, size: Sides) -> bool:
+        """L1's capacity: `block`."""
+        return self.block(warp, size) is not None
+
+    def block(self, warp: Sides, size: Sides) -> TileSplit | None:
+        """L1's tile with the longest aligned step of the reduction; None where nothing holds it.
+
+        Warps that saturate all TEUs are the most: a larger block leaves a unit fewer others to run beside it.
+        """
+        warps = size[0] // warp[0] * (size[1] // warp[1])
+        if warps > WARPS_PER_TEU * self.device.teus_per_unit:
+            return None
+        for depth in self._depths():
+            tile = TileSplit(rows=size[0], columns=size[1], depth=depth, warp_rows=warp[0], warp_columns=warp[1])
+            if tile_bytes(tile, self.dtype, self.device) <= static_shared_bytes(self.device):
+                return tile
+        return None
+
+    def _depths(self) -> list[int]:
+        """Steps of the reduction, the longest first: whole transactions, doubled up to a line, that pad little.
+
+        Worked example: 64 halves of 576; 16 of 147, which 3 x 64 would pad by a fifth.
+        """
+        step, extent = reduction_step(self.dtype, self.device), self.shape.depth
+        size = max(step, self.device.lowest_layer.transaction_bytes // self.shape.itemsize)
+        sizes = sorted({step} | {size * 2**power for power in range(LINE_TRANSACTIONS.bit_length())}, reverse=True)
+        least = ceil_div(extent, step) * step * (1 + MAX_DEPTH_WASTE)
+        return [size for size in sizes if ceil_div(extent, size) * size <= least or size == step]
 
 
 def _with_split_k(
@@ -191,13 +219,19 @@ def _with_split_k(
             continue
         tried.add((split.rows, split.columns))
         steps = ceil_div(shape.depth, split.depth)
-        for splits in SPLITS:
-            if steps // splits < MIN_SPLIT_STEPS:
-                break
+        for splits in _splits(min(steps // MIN_SPLIT_STEPS, 2 * device.unit_count // tiles)):
             prediction = predict_mma(shape, split, splits, dtype, device)
             if prediction.time_s < MIN_SPLIT_GAIN * best:
                 found.append(_MmaCandidate(split, splits, prediction))
     return sorted((*candidates, *found), key=lambda candidate: candidate.rank)
+
+
+def _splits(most: int) -> Iterator[int]:
+    """Numbers of parts of a reduction, a `GROWTH`-th apart at least: 2, 3 ... 8, 10."""
+    parts = 2
+    while parts <= most:
+        yield parts
+        parts += max(1, parts // GROWTH)
 
 
 def _program(

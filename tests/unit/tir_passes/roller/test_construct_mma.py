@@ -19,7 +19,7 @@ from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import Prediction, RProgram
 from tvm_ext.records.serialise import from_json, to_json
-from tvm_ext.tir_passes.roller.construct_mma import construct_mma
+from tvm_ext.tir_passes.roller.construct_mma import _tiles, construct_mma
 
 DEVICES = ("nvidia-v100", "nvidia-t4", "nvidia-a100", "nvidia-h100", "nvidia-h200")
 WORKLOAD = Path(__file__).resolve().parents[4] / "benchmarks" / "workloads" / "roller_ops.csv"
@@ -83,6 +83,22 @@ def test_small_grids_split_the_reduction() -> None:
 
 def matmul_product(m: int, n: int, k: int) -> TensorExpr:
     return half(matmul(m, n, k, transpose_b=True))
+
+
+@pytest.mark.parametrize("shape", [(4096, 4096, 64), (100, 3000, 64), (16, 5000, 64)], ids=str)
+def test_tiles_grow_by_whole_fragments_along_the_better_axis(shape: tuple[int, int, int]) -> None:
+    """Every tile has a smaller neighbour by one warp or is a warp; none of a square product is a line of warps only."""
+    spec = device_db.lookup("a100")
+    tiles = _tiles(shape_of(half(matmul(*shape))), "float16", spec)
+    assert len(set(tiles)) == len(tiles)
+    known = {(tile.warp_rows, tile.warp_columns, tile.rows, tile.columns) for tile in tiles}
+    for down, across, rows, columns in known:
+        smaller = {(down, across, rows - down, columns), (down, across, rows, columns - across)}
+        assert (rows, columns) == (down, across) or smaller & known
+    warps = {(down, across) for down, across, *_ in known}
+    assert all(down % 16 == across % 16 == 0 for down, across in warps)
+    # 8 warps of 32 x 32 as 2 x 4 read 24 fragments a step; as 1 x 8 they read 36, which no growth by score reaches
+    assert (shape[0] < 4096) or ((32, 32, 64, 128) in known and (32, 32, 32, 256) not in known)
 
 
 def test_enough_tiles_are_not_split() -> None:
@@ -150,15 +166,15 @@ def test_construction_takes_milliseconds() -> None:
 
 
 @pytest.mark.parametrize("device", ["nvidia-a100", "nvidia-h200"])
-def test_large_products_have_warp_tiles_of_64_by_64(device: str) -> None:
-    """Their 160 registers are within the matrix units' own budget; wmma's devices keep Roller's 96."""
-    spec = device_db.lookup(device)
-    split = split_of(construct_mma(half(matmul(4096, 4096, 1024)), spec).programs[0])
-    assert (split.warp_rows, split.warp_columns) == (64, 64)
-    assert fragment_registers(split, "float16", spec) == 160
+def test_large_products_use_the_matrix_units_own_registers(device: str) -> None:
+    """Tiles of 64 x 64 take 160 registers, which wmma's devices, with Roller's 96, leave out."""
+    spec, product = device_db.lookup(device), half(matmul(4096, 4096, 1024))
+    found = construct_mma(product, spec)
+    assert (64, 64) in {(split_of(p).warp_rows, split_of(p).warp_columns) for p in found.programs}
+    assert 96 < fragment_registers(split_of(found.programs[0]), "float16", spec) <= 164
     volta = device_db.lookup("nvidia-v100")
     assert volta.matrix_register_limit is None
-    split = split_of(construct_mma(half(matmul(4096, 4096, 1024)), volta).programs[0])
+    split = split_of(construct_mma(product, volta).programs[0])
     assert fragment_registers(split, "float16", volta) <= 96
 
 
