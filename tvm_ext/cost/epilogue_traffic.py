@@ -85,6 +85,6 @@ def moved_us(count: float, device: DeviceSpec) -> float:
 
 
 def instructions_us(count: float, device: DeviceSpec) -> float:
-    """Time of so many instructions of single lanes on the vector units, whose peak counts a multiply-add as two."""
-    peak = device.peak_gflops_of("float32")
-    return 0.0 if peak is None else count * 2 / (peak * BYTES_PER_GB) * US_PER_S
+    """Time of so many instructions of single lanes on the vector units."""
+    rate = Machine(device).results_per_s("float32")
+    return count / rate * US_PER_S if rate else 0.0

@@ -35,6 +35,9 @@ from .register_tiles import overlapped
 
 REPORTED_UNITS_PER_G = 1e9  # units, by definition
 
+KINDS = {"sum": "add", "max": "max", "min": "max"}
+"""Vector instruction of a point that is a reduction's one operation: minima run as maxima do."""
+
 MEMORY_OVERLAP = 3
 """How nearly a CPU's computation and the loads of its caches run at once: t1, t2 take (t1**3 + t2**3) ** (1/3).
 
@@ -189,14 +192,13 @@ class PerfModel:
         return self.expr.flops / traffic * bandwidth
 
     def max_compute_gflops(self) -> float:
-        """MaxComputePerf of the expression: the device's peak, halved where points are no multiply-adds."""
-        dtype = self.expr.output.dtype
+        """MaxComputePerf of the expression: the peak; of points that are one operation its instruction's rate."""
+        flops, keys = self.expr.flops_per_point or 2.0, (self.expr.output.dtype, "float32")
+        kind = "fma" if flops >= 2 else KINDS.get(self.expr.combiner or "", "add")
+        rates = [self.machine.results_per_s(dtype, kind) / REPORTED_UNITS_PER_G for dtype in keys]
         if self.tensor_core:
-            peak = self.device.emitted_gflops_of(f"{self.expr.inputs[0].dtype}_tensor")
-        else:
-            peak = self.device.peak_gflops_of(dtype)
-        peak = peak or self.device.peak_gflops_of("float32") or float("inf")
-        return peak * min(1.0, self.expr.flops_per_point / 2) if self.expr.flops_per_point else peak
+            rates[0] = (self.device.emitted_gflops_of(f"{self.expr.inputs[0].dtype}_tensor") or 0.0) / 2
+        return (rates[0] or rates[1] or float("inf")) * min(2.0, flops)
 
     def tile_compute_gflops(self, shape: Shape) -> float:
         """Compute rate of the register tile itself: on a CPU the FMA latency and the load ports may lower it."""

@@ -29,7 +29,7 @@ WIDE_LIBRARY_FUNCTIONS = LIBRARY_FUNCTIONS | {
     f"tirx.{name}" for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")
 }
 LEAST_LANES = 4  # that save anything over additions one by one
-ASSUMED_GFLOPS = 16.0  # of one unit whose rate for a type is not known
+ASSUMED_RESULTS_PER_S = 8e9  # of one unit whose rate for a type is not known
 
 
 class RowClock:
@@ -89,14 +89,12 @@ class RowClock:
 
     def arithmetic_s(self) -> float:
         """Seconds of the arithmetic on one unit."""
-        device = self.device
         operations = sum(
             own.point_count * (operations_per_point(own) + self.device.teu_lanes * self._operations_per_lane(own))
             for own in self.computations
         )
-        # A peak counts a multiply-add as two operations.
-        peak = device.peak_gflops_of(dtype_of(self.computations[-1].target)) or ASSUMED_GFLOPS * device.unit_count
-        return operations / (peak / 2 / device.unit_count * 1e9)
+        all_units = self.machine.results_per_s(dtype_of(self.computations[-1].target))
+        return operations / (all_units / self.device.unit_count or ASSUMED_RESULTS_PER_S)
 
     def _operations_per_lane(self, computation: Computation) -> int:
         """What is done for each lane by itself: addresses that are no vector's, and calls."""

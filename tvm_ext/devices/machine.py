@@ -94,6 +94,14 @@ class Machine:
             return peak * 1e9 / (spec.unit_count * spec.teu_lanes * 2 * spec.fma_pipes)
         return (spec.clock_ghz or 0.0) * 1e9
 
+    def results_per_s(self, dtype: str, kind: str = "fma") -> float:
+        """Results per second of one ``kind`` of vector instruction ("fma", "add", "max"), of all units; 0.0: unknown.
+
+        What the row measured (`instruction_gops`), else the rate of multiply-adds, of which a peak counts two each.
+        """
+        rate = dict(self.spec.instruction_gops).get(f"{dtype}.{kind}") or (self.spec.peak_gflops_of(dtype) or 0.0) / 2
+        return rate * 1e9
+
     def rate(self, layer: MemoryLayer | str) -> float:
         """Bytes per second that all units together load from ``layer``."""
         rate = (self.spec.layer(layer) if isinstance(layer, str) else layer).bandwidth_gb_per_s

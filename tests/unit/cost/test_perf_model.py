@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tvm_ext
-from tests.support.tensor_exprs import conv2d, elementwise, matmul, reduce_sum
+from tests.support.tensor_exprs import conv2d, elementwise, matmul, pool2d, reduce_sum
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.access_table import access_table, rows_thrash, vector_lanes, vector_use
 from tvm_ext.cost.perf_model import PerfModel
@@ -198,6 +198,17 @@ def test_tensor_cores_have_their_own_peak():
     vector_rate = model.max_compute_gflops()
     model.tensor_core = True
     assert model.max_compute_gflops() > 2 * vector_rate
+
+
+@pytest.mark.parametrize(("combiner", "kind"), [("sum", "add"), ("max", "max"), ("min", "max")])
+def test_pools_compute_at_the_measured_rate_of_their_instruction(combiner: str, kind: str) -> None:
+    expr = replace(pool2d(1, 64, 56, 56, (3, 3)), combiner=combiner)
+    peak = V100.peak_gflops_of("float32") or 0.0
+    measured = replace(V100, instruction_gops=((f"float32.{kind}", peak / 8),))
+    assert PerfModel(expr, V100).max_compute_gflops() == peak / 2
+    assert PerfModel(expr, measured).max_compute_gflops() == peak / 8
+    assert PerfModel(expr, measured).roofline_s() >= PerfModel(expr, V100).roofline_s()
+    assert PerfModel(matmul(64, 64, 64), measured).max_compute_gflops() == peak
 
 
 def test_a_last_vector_is_made_of_powers_of_two_unless_its_panel_is_padded():

@@ -61,6 +61,13 @@ def test_one_core_starts_no_parallel_region() -> None:
     assert machine(launch_overhead_us=None).launch_us == 0.0
 
 
+def test_measured_rates_of_instructions_overrule_the_peak() -> None:
+    spec = replace(cpu(), peak_gflops=(("float32", 100.0),), instruction_gops=(("float32.max", 20.0),))
+    rates = [Machine(spec).results_per_s("float32", kind) for kind in ("fma", "add", "max")]
+    assert rates == [50e9, 50e9, 20e9]  # a peak counts a multiply-add as two
+    assert Machine(spec).results_per_s("float64") == 0.0
+
+
 def test_nobody_else_asks_the_table_for_a_launch() -> None:
     package = Path(tvm_ext.__file__).parent
     asking = {
