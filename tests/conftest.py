@@ -20,7 +20,6 @@ from tests.support import quick_imports, sampled
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).resolve().parent / "golden"
-WITHOUT_TORCH = Path(__file__).resolve().parent / "support" / "without_torch"
 
 # Measurements of this machine are worth keeping between runs, but apart from the user's own.
 os.environ.setdefault("TVM_EXT_CACHE_DIR", str(ROOT / ".cache" / "tests"))
@@ -137,13 +136,12 @@ def immutable_modules() -> Iterator[None]:
 def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """``run_python(code, *interpreter_flags, **environment)`` in a process of its own, in an empty folder.
 
-    An environment variable set to None is removed. The process finds this source tree, and not the fixtures above. It
-    finds no PyTorch, which TVM would import: two of three seconds.
+    An environment variable set to None is removed. The process finds this source tree, and neither the fixtures
+    above nor PyTorch.
     """
 
     def run(code: str, *flags: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
-        paths = os.pathsep.join((str(WITHOUT_TORCH), str(ROOT)))
-        variables = {**os.environ, "PYTHONPATH": paths, **environment}
+        variables = {**os.environ, "PYTHONPATH": quick_imports.PATH_WITHOUT_TORCH, **environment}
         kept = {name: value for name, value in variables.items() if value is not None}
         command = [sys.executable, *flags, "-c", code]
         return subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, check=False, timeout=300)

@@ -1,9 +1,15 @@
-"""Quick parsing of TVMScript: stock TVM asks for the source of every frame at each function, and needs none."""
+"""Quick imports: stock TVM asks for the source of every frame at each function of TVMScript, and imports PyTorch."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import types
+from pathlib import Path
+
+_TESTS = Path(__file__).resolve().parents[1]
+PATH_WITHOUT_TORCH = os.pathsep.join((str(_TESTS / "support" / "without_torch"), str(_TESTS.parent)))
+"""PYTHONPATH of processes that find this source tree and no PyTorch, which TVM would import for two seconds."""
 
 
 def leave_out_source_lines() -> None:

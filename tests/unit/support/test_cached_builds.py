@@ -18,6 +18,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.quick_imports import PATH_WITHOUT_TORCH
 from tests.unit.chain_modules import Conv, conv_chain
 from tests.unit.support.cached_builds import build, counts, files, model, run
 from tvm_ext import relay
@@ -26,8 +27,6 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.support import kernel_cache
 from tvm_ext.support.kernel_cache import CachedKernel, KernelCache, decode, encode
 from tvm_ext.toolchains import code_generation, host_compiler
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -286,7 +285,7 @@ print("result", counts(library), run(library).tobytes().hex())
 
 def _start(folder: Path) -> subprocess.Popen[str]:
     code = BUILD.format(folder=str(folder))
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, "PYTHONPATH": PATH_WITHOUT_TORCH}
     return subprocess.Popen([sys.executable, "-c", code], env=variables, stdout=subprocess.PIPE, text=True)
 
 
