@@ -18,6 +18,7 @@ from tvm_ext.errors import InputError, ModelError, OptionError
 from tvm_ext.options import BuildOptions
 from tvm_ext.relay_passes.batching.prove import ModelAt
 from tvm_ext.relay_passes.onnx.bind_inputs import declared_dims
+from tvm_ext.relay_passes.onnx.import_model import checked_graph, expand_unsupported
 from tvm_ext.relay_passes.onnx.load import load_onnx
 from tvm_ext.runtime.graph_module import TensorSpec
 from tvm_ext.runtime.library import Library
@@ -169,8 +170,8 @@ class InferenceSession:
             operators = tuple(dict.fromkeys(node.op_type for node in model.graph.node))
             return [replace(whole(model), refused=operators)]
         if any(piece.refused for piece in pieces) and (not self._falls_back or onnx_runtime() is None):
-            relay.frontend.from_onnx(model)  # raises, naming every operator and its nodes
-            return [whole(model)]  # an If by value, of which the build says what it can
+            expand_unsupported(checked_graph(model), model)  # raises, naming every operator and its nodes
+            return [whole(model)]  # control flow, which is compiled for the shapes that come
         return pieces
 
     def _runner(self, piece: Piece) -> CompiledPiece | RuntimePiece:

@@ -10,6 +10,7 @@ import onnx
 from tvm_ext.errors import ModelError
 from tvm_ext.relay_passes.onnx.check import sort_nodes
 from tvm_ext.relay_passes.onnx.clean import drop_dead_nodes
+from tvm_ext.relay_passes.onnx.control_flow import OPERATORS
 from tvm_ext.relay_passes.onnx.fold_constants import fold_constants
 from tvm_ext.relay_passes.onnx.graph import OnnxGraph, all_nodes, is_standard, model_from_graph, read_names
 from tvm_ext.relay_passes.onnx.import_model import checked_graph, expanded
@@ -88,10 +89,12 @@ def whole(model: onnx.ModelProto) -> Piece:
 
 
 def _is_refused(node: onnx.NodeProto, unsupported: Set[str], graph: OnnxGraph) -> bool:
-    """Whether the import refuses ``node`` or something in its bodies; If is taken where its condition is constant."""
+    """Whether the import refuses ``node`` or something in its bodies. Control flow is, since it is compiled for known
+    shapes alone; but for an If whose condition is constant.
+    """
     if any(not unsupported.isdisjoint(inner.output) for inner in all_nodes([node])):
         return True
-    return is_standard(node, "If") and node.input[0] not in graph.constants
+    return is_standard(node, *OPERATORS) and not (node.op_type == "If" and node.input[0] in graph.constants)
 
 
 def _turns(nodes: Iterable[onnx.NodeProto], refused: Iterable[bool]) -> list[int]:

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tvm_ext import BuildOptions, InferenceSession, SessionOptions, relay
-from tvm_ext.errors import InputError, ModelError, OptionError, TvmExtError
+from tvm_ext.errors import InputError, ModelError, OptionError
 from tvm_ext.session import pieces
 from tvm_ext.support.arrays import Array
 
@@ -158,19 +158,20 @@ def test_what_is_refused_runs_beside_it(make: Any, engines: str) -> None:
 
 
 def test_without_onnx_runtime_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelError, match=r"Loop \(opset 17\)"):
-        InferenceSession(_loop(), enable_fallback=False)
+    drawn = _model([*LAYER, helper.make_node("Bernoulli", ["y"], ["z"])], outputs={"z": TensorProto.FLOAT})
+    with pytest.raises(ModelError, match=r"RandomUniformLike \(opset 17\)"):
+        InferenceSession(drawn, enable_fallback=False)
     monkeypatch.setattr(pieces, "onnx_runtime", lambda: None)
     monkeypatch.setattr("tvm_ext.session.inference_session.onnx_runtime", lambda: None)
-    with pytest.raises(ModelError, match=r"Loop \(opset 17\)"):
-        InferenceSession(_loop())
+    with pytest.raises(ModelError, match=r"RandomUniformLike \(opset 17\)"):
+        InferenceSession(drawn)
 
 
-def test_nothing_runs_beside_where_it_may_not() -> None:
-    with contextlib.suppress(TvmExtError):
-        session = InferenceSession(_choice(), enable_fallback=False)
-        session.run(None, {"x": _x()})
-        assert {piece.engine for piece in session.report.pieces} == {"tvm_ext"}
+@pytest.mark.parametrize("make", [_loop, _choice])
+def test_control_flow_is_compiled_where_nothing_may_run_beside(make: Any) -> None:
+    session = InferenceSession(make(), enable_fallback=False)
+    _compare(session, make(), _x())
+    assert {piece.engine for piece in session.report.pieces} == {"tvm_ext"}
 
 
 def test_a_shape_that_cannot_be_compiled_runs_in_onnx_runtime() -> None:

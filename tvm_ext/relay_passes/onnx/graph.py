@@ -151,11 +151,11 @@ def read_names(node: onnx.NodeProto) -> set[str]:
     """The tensors that `node` reads from its own scope, those captured by nested graphs included."""
     names = {name for name in node.input if name}
     for body in nested_graphs(node):
-        names |= _captured_names(body)
+        names |= captured_names(body)
     return names
 
 
-def _captured_names(body: onnx.GraphProto) -> set[str]:
+def captured_names(body: onnx.GraphProto) -> set[str]:
     read = set().union(*(read_names(node) for node in body.node), (value.name for value in body.output))
     defined = {name for node in body.node for name in node.output}
     defined |= {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
@@ -168,7 +168,7 @@ def count_uses(graph: OnnxGraph) -> Counter[str]:
     for node in graph.nodes:
         uses.update([name for name in node.input if name])
         for body in nested_graphs(node):
-            uses.update(_captured_names(body))
+            uses.update(captured_names(body))
     return uses
 
 

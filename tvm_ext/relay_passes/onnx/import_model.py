@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -16,8 +16,9 @@ import numpy.typing as npt
 import onnx
 
 from tvm_ext import _tvm
-from tvm_ext._tvm import Expr, IRModule, Tensor, Var
+from tvm_ext._tvm import Expr, IRModule, RelaxFunction, Tensor, Var
 from tvm_ext.errors import InputError, ModelError
+from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.records import serialise
 from tvm_ext.records.nodes import NODES
 from tvm_ext.support.arrays import Array, DType, is_aligned
@@ -36,6 +37,7 @@ from .clean import (
     rename_for_code,
     settle_empty_tensors,
 )
+from .control_flow import OPERATORS, ControlFlow, ControlFlowFailed
 from .decompose import decompose_operators, expand_contributed, refuse_training
 from .fold_batch_norm import fold_channel_scales, lower_batch_norm, merge_scales, split_biases
 from .fold_constants import fold_constants
@@ -184,7 +186,7 @@ def expanded(graph: OnnxGraph, proto: onnx.ModelProto) -> tuple[OnnxGraph, list[
 
 
 def _supported_operators() -> frozenset[str]:
-    return frozenset({*_tvm.onnx_operators(), "If", "Constant", *CONVERTERS, *REPLACED})
+    return frozenset({*_tvm.onnx_operators(), "Constant", *OPERATORS, *CONVERTERS, *REPLACED})
 
 
 def _is_defined_by_others(node: onnx.NodeProto, graph: OnnxGraph, supported: frozenset[str]) -> bool:
@@ -246,13 +248,13 @@ def _is_weight_type(dtype: DType) -> bool:
 def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[IRModule, list[str]]:
     """The module, and the names of the constants that are its parameters."""
     parameters = _parameter_names(graph)
-    as_arguments = frozenset(parameters)
-    proto = with_some_shape(model_from_graph(graph, lambda name: name not in as_arguments), also_inputs=False)
-    shapes = _relax_shapes(graph) | {name: list(graph.constants[name].shape) for name in parameters}
+    control = ControlFlow(graph.opsets, lambda body: _import_body(body, control))
     try:
-        mod = import_onnx_with(proto, shapes, CONVERTERS, label)
-    except (*_tvm.IMPORT_ERRORS, MemoryError) as error:
-        raise _conversion_error(graph, error) from error
+        with EXCLUSIVE:
+            mod = _module_of(graph, parameters, label, control)
+    except ControlFlowFailed as failed:
+        raise failed.error from None
+    control.add_to(mod)
     renamed = {name: original for name, original in original_names.items() if name in (*graph.input_names, *parameters)}
     attributes = {
         "num_input": len(graph.inputs),
@@ -261,6 +263,25 @@ def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[IRMod
     }
     mod["main"] = mod["main"].with_attrs(attributes)
     return mod.with_attr(NODES, serialise.to_json(imported_graph(graph, mod, original_names))), parameters
+
+
+def _module_of(
+    graph: OnnxGraph, parameters: Sequence[str], name_of: Callable[[int], str], control: ControlFlow
+) -> IRModule:
+    as_arguments = frozenset(parameters)
+    proto = with_some_shape(model_from_graph(graph, lambda name: name not in as_arguments), also_inputs=False)
+    shapes = _relax_shapes(graph) | {name: list(graph.constants[name].shape) for name in parameters}
+    try:
+        return import_onnx_with(proto, shapes, CONVERTERS, name_of, control)
+    except (*_tvm.IMPORT_ERRORS, MemoryError) as error:
+        raise _conversion_error(graph, error) from error
+
+
+def _import_body(body: OnnxGraph, control: ControlFlow) -> tuple[OnnxGraph, RelaxFunction]:
+    """A branch or body, cleaned, and its function."""
+    cleaned, _ = rename_for_code(clean_graph(expand_unsupported(body, onnx.ModelProto())))
+    func = _module_of(cleaned, (), lambda _place: "", control)["main"]
+    return cleaned, func.without_attr("global_symbol").without_attr("num_input")
 
 
 def _tensors(constants: dict[str, Array], parameters: Sequence[str]) -> dict[str, Tensor]:

@@ -11,7 +11,16 @@ from onnx import helper
 
 from tvm_ext.errors import ModelError
 
-from .graph import STANDARD_DOMAINS, OnnxGraph, all_nodes, attribute, nested_graphs, small_model
+from .graph import (
+    STANDARD_DOMAINS,
+    OnnxGraph,
+    all_nodes,
+    attribute,
+    is_standard,
+    nested_graphs,
+    small_model,
+    with_operands,
+)
 from .operators.packed_product import PACKED_PRODUCT
 
 # Not an operator: inference steps over it and leaves its results unknown.
@@ -47,9 +56,19 @@ _INFERENCE_ERRORS = (
 
 
 def _with_stand_ins(graph: OnnxGraph) -> OnnxGraph:
-    """`graph` with MatMul in place of products by packed weights, contributed ones and those that become of them."""
+    """`graph` with MatMul in place of products by packed weights, contributed ones and those that become of them.
+
+    What a Loop carries has the type that it has before: inference allows for other shapes, which the import refuses.
+    """
     nodes: list[onnx.NodeProto] = []
     for node in graph.nodes:
+        if is_standard(node, "Loop"):
+            carried = node.input[2:]
+            hidden = [f"{name}_of_inference" if name else "" for name in node.output[: len(carried)]]
+            nodes.append(with_operands(node, node.input, [*hidden, *node.output[len(carried) :]]))
+            pairs = zip(carried, node.output, strict=False)
+            nodes += [helper.make_node("Identity", [given], [made]) for given, made in pairs if made]
+            continue
         if node.op_type not in ("MatMulNBits", PACKED_PRODUCT):
             nodes.append(node)
             continue

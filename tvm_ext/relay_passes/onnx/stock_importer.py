@@ -20,7 +20,9 @@ from tvm_ext._tvm import (
     relax,
 )
 from tvm_ext.errors import TvmExtError
-from tvm_ext.exclusive import EXCLUSIVE
+
+from .control_flow import OPERATORS, ControlFlow
+from .graph import is_standard, read_names
 
 
 class _ConversionFailed(BaseException):
@@ -55,12 +57,14 @@ def import_onnx_with(
     shapes: Mapping[str, Sequence[Expr | int]],
     converters: Mapping[str, OnnxConverter],
     name_of: Callable[[int], str],
+    control: ControlFlow,
 ) -> IRModule:
-    """The module of ``model``; operators in `converters` are converted by those instead of by stock TVM.
+    """The module of ``model``; operators in `converters` are converted by those instead of by stock TVM, those of
+    `control_flow.OPERATORS` by ``control``.
 
     `shapes`: input name -> extents. `converters`: operator name -> (builder, operands, attributes, opset) -> result.
     `name_of`: what to call the variable of the result of a node of the main graph, by its place there.
-    One thread at a time.
+    Raises what converters raise. For the holder of `EXCLUSIVE`.
     """
     stock = onnx_frontend()
 
@@ -72,14 +76,17 @@ def import_onnx_with(
         def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
             """Checked before: stock's knows nothing of `converters`."""
 
-        def _construct_nodes(self, graph: onnx.GraphProto) -> None:
-            for place, node in enumerate(graph.node):
+        def _construct_nodes(self, _signature: SimpleNamespace) -> None:
+            for place, node in enumerate(model.graph.node):
                 self.bb.name = name_of(place)
-                super()._construct_nodes(SimpleNamespace(node=[node]))
+                if is_standard(node, *OPERATORS):
+                    made = control.convert(self.bb, node, self._values(node))
+                    self._nodes |= {name: value for name, value in zip(node.output, made, strict=False) if name}
+                else:
+                    super()._construct_nodes(SimpleNamespace(node=[node]))
 
-        def _convert_subgraph(self, bb: BlockBuilder, graph: onnx.GraphProto) -> Expr:
-            self.bb.name = ""  # a branch's values are bound in the branch
-            return super()._convert_subgraph(bb, graph)
+        def _values(self, node: onnx.NodeProto) -> dict[str, Expr]:
+            return {name: self._nodes[name] for name in read_names(node)}
 
         def _convert_operator(self, op_name: str, inputs: Sequence[Expr], attrs: Mapping[str, Any], opset: int) -> Expr:
             try:
@@ -96,7 +103,9 @@ def import_onnx_with(
 
     opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=1)
     try:
-        with EXCLUSIVE:
-            return Importer().from_onnx(model.graph, opset)
+        # Without its nodes: a function that has an If gets no dataflow block from stock, in which operators are fused.
+        own = model.graph
+        signature = SimpleNamespace(node=(), input=own.input, output=own.output, initializer=own.initializer)
+        return Importer().from_onnx(signature, opset)
     except _ConversionFailed as failed:
         raise failed.error.with_traceback(failed.__traceback__) from failed.error.__cause__
