@@ -220,9 +220,15 @@ def test_a_layer_of_floats_is_as_near_as_eight_bits_allow() -> None:
             "3 bits",
         ),
         ("MatMulNBits", [floats(3, 8), _codes(5, 1, 16), floats(4)], _SIZES, "do not fit"),
+        (
+            "MatMulNBits",
+            [floats(3, 8), _codes(4, 1, 16), floats(4), _codes(4, 1), np.array([0, 0, 0, 0, 0, 0, 0, -1], np.int32)],
+            _SIZES,
+            "name one of 1 blocks",
+        ),
         ("QAttention", [_codes(2, 5, 8), _codes(8, 24), floats(24), _float(1), _float(1)], {"num_heads": 5}, "5 heads"),
     ],
-    ids=["channels last", "older softmax", "odd bits", "sizes", "heads"],
+    ids=["channels last", "older softmax", "odd bits", "sizes", "groups", "heads"],
 )
 def test_a_form_without_a_rule_is_refused_by_name(
     op_type: str, operands: list[Any], attributes: Any, match: str

@@ -167,7 +167,11 @@ def _packed_weights(pen: Pen) -> _PackedWeights:
         zeros = _codes(zero_points.reshape(rows, -1), bits)[:, :blocks]
     else:
         zeros = zero_points.reshape(rows, blocks).astype(np.float32)
-    group = np.arange(depth) // block if order is None else order[:depth]
+    group = np.arange(depth) // block if order is None else order.reshape(-1)[:depth]
+    if len(group) < depth or (group < 0).any() or (group >= blocks).any():
+        raise pen.refusal(
+            f"has a g_idx that does not name one of {blocks} blocks for each of {depth} weights", "quantise it again"
+        )
     return _PackedWeights(
         bits=bits, block=block, codes=codes, scales=scales.reshape(rows, blocks), zeros=zeros, group=group
     )
