@@ -68,6 +68,25 @@ if __name__ == "__main__":
         assert [trial.outcome for _, trial in measurer.measure([jobs.job("a")])] == ["ok"]
 """
 
+SERVE = """
+import http.client, shutil, subprocess, sys, time
+shutil.copy2("model.onnx", "examples/serve")
+with subprocess.Popen(["mlserver", "start", "examples/serve"]) as server:
+    try:
+        for _ in range(120):
+            time.sleep(1)
+            try:
+                connection = http.client.HTTPConnection("127.0.0.1", 8080)
+                connection.request("GET", "/v2/models/model/ready")
+                if connection.getresponse().status == 200:
+                    break
+            except OSError:
+                continue
+        subprocess.run([sys.executable, "examples/serve/soak.py", "--requests", "80"], check=True)
+    finally:
+        server.terminate()
+"""
+
 
 @dataclass(frozen=True)
 class Documented:
@@ -124,6 +143,7 @@ EXTRAS: dict[str, tuple[Documented, ...]] = {
     "models": (Documented(TESTING, "python -m tests.support.exported_models swin gpt2 --exporter torchscript"),),
     "notebooks": (Documented(GUIDE, "jupyter execute examples/resnet.ipynb"),),
     "opencl": (Documented(TESTING, "python -m tests.support.random_operators", "--device nvidia-a100 --count 4"),),
+    "serve": (Documented(GUIDE, "mlserver start examples/serve", script=SERVE),),
     "rocm": (Documented(GUIDE, GPU, "--target amd-mi50"),),
     "rpc": (
         Documented(TUNING, "python -m tvm_ext.autotune.rpc_servers tracker", f"--port {PORT} &"),

@@ -89,7 +89,7 @@ HOSTILE = [
     (to_line(SOME[0]).replace('"configuration":"a"', '"configuration":"\\u0000"'), "NUL"),
     (to_line(SOME[0]).replace('"outcome":"ok"', '"outcome":"__import__(\'os\')"'), "is no"),
     (to_line(SOME[0]).replace('"threads":0', '"threads":-1'), "threads"),
-    (to_line(SOME[0])[:-20], "Expecting"),
+    (to_line(SOME[0]).partition('"trial"')[0], "Expecting"),  # a fixed place: dates are of varying length
 ]
 
 

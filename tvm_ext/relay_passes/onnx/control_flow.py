@@ -43,6 +43,8 @@ from .control_values import (
     scalar,
 )
 from .graph import OnnxGraph, array_from_tensor, attribute, captured_names, describe_node, fresh_name, is_standard
+from .import_limits import ImportLimits
+from .limit import check_extents
 
 OPERATORS = ("If", "Loop", "Scan")
 MOST_STEPS = 1 << 40
@@ -93,6 +95,7 @@ class ControlFlow:
     """Converts control flow in one model; ``import_body`` gives a cleaned graph and its function."""
 
     opsets: Mapping[str, int]
+    limits: ImportLimits
     import_body: Callable[[OnnxGraph], tuple[OnnxGraph, RelaxFunction]]
     _made: BlockBuilder = field(default_factory=BlockBuilder)
     _names: set[str] = field(default_factory=set)
@@ -153,6 +156,7 @@ class ControlFlow:
                 node,
                 f"output '{node.output[len(types)]}' has as many elements as the loop has steps, which is not known",
             )
+        self._check_results(node, count, node.output[len(types) :], rows)
         reads = {name: values[name].ty for name in body.reads}
         limit = fresh_name("trips", {*reads}) if trips is not None and known is None else ""
 
@@ -210,6 +214,7 @@ class ControlFlow:
         body = self._body(node, "body", (*types, *slices), values)
         require_equal(node, "state", states, types, body.types)
         rows = body.types[len(types) :]
+        self._check_results(node, count, node.output[len(types) :], rows)
         ways = attribute(node, "scan_output_directions", [0] * len(rows))
         places = attribute(node, "scan_output_axes", [0] * len(rows))
         reads = {name: values[name].ty for name in dict.fromkeys((*body.reads, *inputs))}
@@ -246,6 +251,11 @@ class ControlFlow:
             builder.emit(relax.op.permute_dims(value, moved(len(extents(value.ty)), axis))) if axis else value
             for value, axis in zip(stacked, places, strict=True)
         ]
+
+    def _check_results(self, node: onnx.NodeProto, count: int, names: Sequence[str], rows: Sequence[Any]) -> None:
+        """Raise ModelError where what ``count`` steps give is larger than a tensor may be."""
+        for name, row in zip(names, rows, strict=False):
+            check_extents((count, *extents(row)), f"output '{name}' of {describe_node(node)}", self.limits)
 
     def _run(
         self, builder: BlockBuilder, steps: _Steps, count: int, start: Sequence[Expr], values: Mapping[str, Expr]
@@ -312,6 +322,7 @@ class ControlFlow:
             ),
             constants={**known, **{tensor.name: array_from_tensor(tensor) for tensor in graph.initializer}},
             opsets=self.opsets,
+            limits=self.limits,
         )
         cleaned, func = self.import_body(body)
         function = self._made.add_func(func, self._name(f"{node.name or node.op_type.lower()}_{name}"))

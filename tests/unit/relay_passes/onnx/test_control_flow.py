@@ -183,6 +183,14 @@ def test_an_exported_library_runs_its_loop(tmp_path: Path) -> None:
     np.testing.assert_array_equal(before.get_output(0).numpy(), after.get_output(0).numpy())
 
 
+def test_results_that_are_too_large_are_refused() -> None:
+    loop = _node("Loop", "count true x", "y all", body=_body(stacked=True), name="long")
+    constants = {"count": np.int64(2**40), "axis": np.array([0])}
+    with pytest.raises(ModelError, match="output 'all' of Loop node 'long' has the shape") as raised:
+        _built(_model([loop], [_value("y"), _value("all", None)], **constants))
+    assert "tensor_elements" in raised.value.remedy
+
+
 GROWING = _graph(
     [_node("Concat", "h h", "next", axis=0), _node("Identity", "go", "more")],
     [_value("i", (), INT64), _value("go", (), BOOL), _value("h", None)],
