@@ -69,8 +69,12 @@ if __name__ == "__main__":
 """
 
 SERVE = """
-import http.client, shutil, subprocess, sys, time
-shutil.copy2("model.onnx", "examples/serve")
+import http.client, subprocess, sys, time
+import onnx
+model = onnx.load("model.onnx")
+for value in (*model.graph.input, *model.graph.output):
+    value.type.tensor_type.shape.dim[0].dim_param = "batch"  # requests that come together are one batch
+onnx.save(model, "examples/serve/model.onnx")
 with subprocess.Popen(["mlserver", "start", "examples/serve"]) as server:
     try:
         for _ in range(120):
