@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -36,6 +36,7 @@ from .control_values import (
     declared,
     extents,
     fields,
+    known_extents,
     moved,
     nothing,
     require_equal,
@@ -43,12 +44,14 @@ from .control_values import (
     scalar,
 )
 from .graph import OnnxGraph, array_from_tensor, attribute, captured_names, describe_node, fresh_name, is_standard
-from .import_limits import ImportLimits
 from .limit import check_extents
 
 OPERATORS = ("If", "Loop", "Scan")
 MOST_STEPS = 1 << 40
 """Steps of a loop whose number is not known when it is built."""
+
+_MakeBody: TypeAlias = Callable[[BlockBuilder, Sequence[Expr], Mapping[str, Expr]], Expr]
+"""Binds, in a function of a state and of what is read beside it, what the function gives."""
 
 _SCALAR = (relax.TensorType((), "int64"), relax.TensorType((), "bool"))
 
@@ -92,10 +95,9 @@ class _Steps:
 
 @dataclass
 class ControlFlow:
-    """Converts control flow in one model; ``import_body`` gives a cleaned graph and its function."""
+    """Converts control flow of ``graph`` and in its bodies; ``import_body`` gives a cleaned body and its function."""
 
-    opsets: Mapping[str, int]
-    limits: ImportLimits
+    graph: OnnxGraph
     import_body: Callable[[OnnxGraph], tuple[OnnxGraph, RelaxFunction]]
     _made: BlockBuilder = field(default_factory=BlockBuilder)
     _names: set[str] = field(default_factory=set)
@@ -193,22 +195,22 @@ class ControlFlow:
         return self._run(builder, steps, count, [*start, *carried], around)[1 + conditional :]
 
     def _scan(self, builder: BlockBuilder, node: onnx.NodeProto, values: Mapping[str, Expr]) -> list[Expr]:
-        if self.opsets.get("", self.opsets.get("ai.onnx", 1)) < 9:
+        if self.graph.opset < 9:
             raise ModelError(
                 f"{describe_node(node)} is of opset 8, which has a batch axis", "export with opset 9 or newer"
             )
         scanned = attribute(node, "num_scan_inputs", 0)
         states, inputs = [list(node.input)[part] for part in (slice(-scanned), slice(-scanned, None))]
-        given = [values[name] for name in inputs]
+        shapes = [known_extents(node, name, values[name].ty) for name in inputs]
         axes = [
-            axis % len(extents(value.ty))
-            for axis, value in zip(attribute(node, "scan_input_axes", [0] * scanned), given, strict=True)
+            axis % len(shape)
+            for axis, shape in zip(attribute(node, "scan_input_axes", [0] * scanned), shapes, strict=True)
         ]
         backward = attribute(node, "scan_input_directions", [0] * scanned)
-        count = extents(given[0].ty)[axes[0]]
+        count = shapes[0][axes[0]]
         slices = [
-            relax.TensorType([s for d, s in enumerate(extents(v.ty)) if d != axis], v.ty.dtype)
-            for v, axis in zip(given, axes, strict=True)
+            relax.TensorType([*shape[:axis], *shape[axis + 1 :]], values[name].ty.dtype)
+            for name, shape, axis in zip(inputs, shapes, axes, strict=True)
         ]
         types = tuple(values[name].ty for name in states)
         body = self._body(node, "body", (*types, *slices), values)
@@ -255,7 +257,8 @@ class ControlFlow:
     def _check_results(self, node: onnx.NodeProto, count: int, names: Sequence[str], rows: Sequence[Any]) -> None:
         """Raise ModelError where what ``count`` steps give is larger than a tensor may be."""
         for name, row in zip(names, rows, strict=False):
-            check_extents((count, *extents(row)), f"output '{name}' of {describe_node(node)}", self.limits)
+            shape = (count, *known_extents(node, name, row))
+            check_extents(shape, f"output '{name}' of {describe_node(node)}", self.graph.limits)
 
     def _run(
         self, builder: BlockBuilder, steps: _Steps, count: int, start: Sequence[Expr], values: Mapping[str, Expr]
@@ -269,38 +272,46 @@ class ControlFlow:
         )
 
     def _many(self, steps: _Steps, count: int, made: dict[int, GlobalVar]) -> GlobalVar:
-        """The function of ``count`` steps."""
-        if count in made:
-            return made[count]
-        halves = [self._many(steps, half, made) for half in (count - count // 2, count // 2)] if count > 1 else []
+        """The function of ``count`` steps; it gives the state back where a loop with a condition has ended."""
+        if count not in made:
+            run = self._one(steps) if count == 1 else self._halves(steps, count, made)
+
+            def guarded(inner: BlockBuilder, state: Sequence[Expr], inside: Mapping[str, Expr]) -> Expr:
+                going = block(inner, lambda: run(inner, state, inside))
+                return relax.If(state[1], going, returning(relax.Tuple(state)))
+
+            body, name = guarded if steps.conditional else run, f"{steps.name}_{count}_steps"
+            made[count] = self._function(name, steps.state, steps.reads, body, dataflow=not steps.conditional)
+        return made[count]
+
+    def _one(self, steps: _Steps) -> _MakeBody:
+        """A step: a function without branches where the loop has some, as kernels are fused in these alone."""
 
         def run(inner: BlockBuilder, state: Sequence[Expr], inside: Mapping[str, Expr]) -> Expr:
-            if not halves:
-                following, results = steps.step(inner, state, inside)
-                return relax.Tuple([*following, *(inner.emit(relax.op.expand_dims(own, 0)) for own in results)])
+            following, results = steps.step(inner, state, inside)
+            return relax.Tuple([*following, *(inner.emit(relax.op.expand_dims(own, 0)) for own in results)])
+
+        if not steps.conditional:
+            return run
+        function = self._function(f"{steps.name}_step", steps.state, steps.reads, run)
+        return lambda inner, state, inside: inner.emit(Call(function, [*state, *inside.values()]))
+
+    def _halves(self, steps: _Steps, count: int, made: dict[int, GlobalVar]) -> _MakeBody:
+        """Half of ``count`` steps behind the other half, their results joined."""
+        halves = [self._many(steps, half, made) for half in (count - count // 2, count // 2)]
+        width = len(steps.state)
+
+        def run(inner: BlockBuilder, state: Sequence[Expr], inside: Mapping[str, Expr]) -> Expr:
             parts: list[list[Expr]] = []
             for half in halves:
-                found = fields(
-                    inner, inner.emit(Call(half, [*state, *inside.values()])), len(steps.state) + steps.results
-                )
-                state = found[: len(steps.state)]
-                parts.append(found[len(steps.state) :])
+                call = inner.emit(Call(half, [*state, *inside.values()]))
+                found = fields(inner, call, width + steps.results)
+                state, results = found[:width], found[width:]
+                parts.append(results)
             joined = [inner.emit(relax.op.concat(pair, 0)) for pair in zip(*parts, strict=True)]
             return relax.Tuple([*state, *joined])
 
-        def guarded(inner: BlockBuilder, state: Sequence[Expr], inside: Mapping[str, Expr]) -> Expr:
-            return relax.If(state[1], block(inner, lambda: run(inner, state, inside)), returning(relax.Tuple(state)))
-
-        if steps.conditional and not halves:  # the step is a function without branches, as kernels are fused in these
-            whole = self._function(f"{steps.name}_step", steps.state, steps.reads, run)
-
-            def run(inner: BlockBuilder, state: Sequence[Expr], inside: Mapping[str, Expr]) -> Expr:
-                return inner.emit(Call(whole, [*state, *inside.values()]))
-
-        body = guarded if steps.conditional else run
-        name = f"{steps.name}_{count}_steps"
-        made[count] = self._function(name, steps.state, steps.reads, body, dataflow=not steps.conditional)
-        return made[count]
+        return run
 
     # --- functions ----------------------------------------------------------------------------------------------------
     def _body(self, node: onnx.NodeProto, name: str, types: Sequence[Any], values: Mapping[str, Expr]) -> _Body:
@@ -321,8 +332,8 @@ class ControlFlow:
                 helper.make_tensor_value_info(v.name, v.type.tensor_type.elem_type, None) for v in graph.output
             ),
             constants={**known, **{tensor.name: array_from_tensor(tensor) for tensor in graph.initializer}},
-            opsets=self.opsets,
-            limits=self.limits,
+            opsets=self.graph.opsets,
+            limits=self.graph.limits,
         )
         cleaned, func = self.import_body(body)
         function = self._made.add_func(func, self._name(f"{node.name or node.op_type.lower()}_{name}"))
@@ -339,7 +350,7 @@ class ControlFlow:
         name: str,
         types: Sequence[Any],
         reads: Mapping[str, Any],
-        body: Callable[[BlockBuilder, Sequence[Expr], Mapping[str, Expr]], Expr],
+        body: _MakeBody,
         *,
         dataflow: bool = True,
     ) -> GlobalVar:

@@ -57,14 +57,18 @@ def moved(rank: int, axis: int) -> list[int]:
 
 def declared(node: onnx.NodeProto, name: str, kind: Any) -> onnx.ValueInfoProto:
     """The declaration of a body's input; raises ModelError where it is no tensor of known shape."""
+    shape = known_extents(node, name, kind)
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(str(kind.dtype))), shape)
+
+
+def known_extents(node: onnx.NodeProto, name: str, kind: Any) -> list[int]:
+    """`extents` of the value ``name`` that ``node`` reads or gives; raises ModelError where one is not known."""
     try:
-        shape = extents(kind)
+        return extents(kind)
     except ValueError:
         raise ModelError(
-            f"{describe_node(node)} reads '{name}', whose shape is not known",
-            "bind dynamic dimensions with shape={...}",
+            f"{describe_node(node)} has '{name}', whose shape is not known", "bind dynamic dimensions with shape={...}"
         ) from None
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(str(kind.dtype))), shape)
 
 
 def extents(kind: Any) -> list[int]:

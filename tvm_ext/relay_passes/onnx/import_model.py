@@ -248,7 +248,7 @@ def _is_weight_type(dtype: DType) -> bool:
 def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[IRModule, list[str]]:
     """The module, and the names of the constants that are its parameters."""
     parameters = _parameter_names(graph)
-    control = ControlFlow(graph.opsets, graph.limits, lambda body: _import_body(body, control))
+    control = ControlFlow(graph, lambda body: _import_body(body, control))
     try:
         with EXCLUSIVE:
             mod = _module_of(graph, parameters, label, control)
