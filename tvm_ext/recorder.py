@@ -22,7 +22,7 @@ from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.padding import LAYOUT, LayoutRecord
 from tvm_ext.records.partition import CUTLASS, CutlassBuild
 from tvm_ext.records.persistent import PERSISTENT, PersistentRecord
-from tvm_ext.records.precision import PRECISION, PrecisionRecord
+from tvm_ext.records.precision import precision_record
 from tvm_ext.records.rammer import RAMMER, RammerRecord
 from tvm_ext.records.tuned import TileUse, TuningRecord
 from tvm_ext.relay_passes.node_names import call_sites, imported_nodes
@@ -128,12 +128,6 @@ def persistent_record(kernels: tvm.IRModule) -> PersistentRecord | None:
     """Which operators became one persistent kernel, and which did not; None where that was not asked."""
     text = kernels.attrs.get(PERSISTENT) if kernels.attrs else None
     return None if text is None else serialise.from_json(PersistentRecord, str(text))
-
-
-def precision_record(kernels: tvm.IRModule) -> PrecisionRecord | None:
-    """Which products run in bfloat16, and which do not; None where that was not asked."""
-    text = kernels.attrs.get(PRECISION) if kernels.attrs else None
-    return None if text is None else serialise.from_json(PrecisionRecord, str(text))
 
 
 def cutlass_record(kernels: tvm.IRModule) -> CutlassBuild | None:

@@ -1,10 +1,13 @@
-"""Which products of a model run in bfloat16, which do not, and the error that was measured."""
+"""Which products of a model run on 16-bit numbers, which do not, and the error that was measured."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from .serialise import from_json
 
 if TYPE_CHECKING:  # where there is TVM's runtime alone, its compiler's names cannot be imported
     from tvm_ext._tvm import IRModule
@@ -23,11 +26,18 @@ def kept_in_float32(mod: IRModule) -> set[int]:
     return {int(number) for number in (mod.attrs or {}).get(KEPT, ())}
 
 
+def precision_record(mod: IRModule) -> PrecisionRecord | None:
+    """What `PRECISION` says of ``mod``; None where all of it is in the model's types."""
+    text = mod.attrs.get(PRECISION) if mod.attrs else None
+    return None if text is None else from_json(PrecisionRecord, str(text))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NarrowedProduct:
     """A float32 ``matmul`` or ``conv2d`` by constant weights, or both products of an ``attention``.
 
-    ``reason`` says why it stayed float32, if it did.
+    ``reason`` says why it stayed float32, if it did. ``exact``: the 16-bit type that holds all of its weights' values;
+    nothing of it is rounded.
     """
 
     kind: str
@@ -35,6 +45,11 @@ class NarrowedProduct:
     weights: tuple[int, ...]
     result: tuple[int, ...]
     reason: str = ""
+    exact: str = ""
+
+    @property
+    def is_rounded(self) -> bool:
+        return not self.reason and not self.exact
 
     def refused(self, reason: str) -> NarrowedProduct:
         return replace(self, reason=reason)
@@ -45,22 +60,33 @@ class NarrowedProduct:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrecisionRecord:
-    """What a build with ``precision`` did; ``error`` of the outputs against float32, by norm, None if not measured."""
+    """What became of float32 products: ``instruction`` serves the rounded ones, None where no option asked for them.
 
-    instruction: str
+    ``error`` of the outputs against float32, by norm, None if not measured.
+    """
+
     products: tuple[NarrowedProduct, ...]
+    instruction: str | None = None
     error: float | None = None
     bound: float | None = None
 
     def lines(self) -> list[str]:
-        """For the report: how many run in bfloat16, the error, and the others by reason."""
-        narrowed = [product for product in self.products if not product.reason]
+        """For the report: how many run in bfloat16, the error, the others by reason, weights that stay 16 bits."""
+        exact = _counted(f"{own}, weights stay {own.exact}" for own in self.products if own.exact)
+        asked = [product for product in self.products if not product.exact]
+        if self.instruction is None:
+            return exact
+        narrowed = [product for product in asked if product.is_rounded]
         error = "" if self.error is None else f"; error against float32 {self.error:.2g}"
         bound = "" if self.bound is None else f" (bound {self.bound:.2g})"
-        head = f"bfloat16 by {self.instruction}: {len(narrowed)} of {len(self.products)} products{error}{bound}"
-        done = Counter(f"bfloat16: {product}" for product in narrowed)
-        kept = Counter(f"float32: {product}: {product.reason}" for product in self.products if product.reason)
-        return [head, *(text if count == 1 else f"{text} ({count} times)" for text, count in (done + kept).items())]
+        head = f"bfloat16 by {self.instruction}: {len(narrowed)} of {len(asked)} products{error}{bound}"
+        done = _counted(f"bfloat16: {product}" for product in narrowed)
+        kept = _counted(f"float32: {product}: {product.reason}" for product in asked if product.reason)
+        return [head, *done, *kept, *exact]
+
+
+def _counted(texts: Iterable[str]) -> list[str]:
+    return [text if count == 1 else f"{text} ({count} times)" for text, count in Counter(texts).items()]
 
 
 def _size(shape: tuple[int, ...]) -> str:

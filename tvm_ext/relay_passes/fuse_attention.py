@@ -29,8 +29,8 @@ from tvm_ext.cost.attention_time import FLOAT_BYTES, AttentionClock
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.attention import ATTENTION, Attention
 from tvm_ext.records.persistent import PersistentRegion
-from tvm_ext.records.precision import BEYOND_BOUND, PRECISION, NarrowedProduct, PrecisionRecord, kept_in_float32
-from tvm_ext.records.serialise import from_json, to_json
+from tvm_ext.records.precision import BEYOND_BOUND, PRECISION, NarrowedProduct, kept_in_float32, precision_record
+from tvm_ext.records.serialise import to_json
 
 from .attention.definition import attention
 from .attention.recognise import FoundAttention, RefusedAttention, attentions_of
@@ -112,8 +112,8 @@ class _NarrowedAttentions:
 
     def __init__(self, mod: IRModule, device: DeviceSpec, precision: str) -> None:
         self.device, self.precision = device, precision
-        text = mod.attrs.get(PRECISION) if mod.attrs else None
-        self.record = None if text is None else from_json(PrecisionRecord, str(text))
+        found = precision_record(mod)
+        self.record = found if found is not None and found.instruction is not None else None
         self.kept = kept_in_float32(mod)
         self.found: list[NarrowedProduct] = []
 

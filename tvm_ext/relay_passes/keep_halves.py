@@ -27,6 +27,8 @@ from tvm_ext._tvm import (
 from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
 from tvm_ext.devices.dot_instructions import has_features
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.precision import PRECISION, NarrowedProduct, PrecisionRecord
+from tvm_ext.records.serialise import to_json
 from tvm_ext.support.arrays import Array
 
 from .composites import OwnTime
@@ -43,14 +45,17 @@ LEAST_BYTES = 1 << 18
 @module_pass(opt_level=0, name="tvm_ext.KeepHalves")
 class KeepHalves:
     """Rewrite float32 ``matmul`` of up to `MOST_ROWS` rows by constants of 16-bit values, where ``own_time`` says that
-    reading half the bytes is faster on ``device``, a CPU.
+    reading half the bytes is faster on ``device``, a CPU. They are left in module attribute `PRECISION`.
     """
 
     def __init__(self, device: DeviceSpec, own_time: OwnTime) -> None:
         self.device, self.own_time = device, own_time
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        return relax.transform.DeadCodeElimination()(_Widened(mod, self.device, self.own_time).run())
+        rewriter = _Widened(mod, self.device, self.own_time)
+        result = relax.transform.DeadCodeElimination()(rewriter.run())
+        record = PrecisionRecord(products=tuple(rewriter.products))
+        return result.with_attr(PRECISION, to_json(record)) if rewriter.products else result
 
 
 @expr_mutator
@@ -59,6 +64,7 @@ class _Widened(CallRewriter):
         super().__init__(mod)
         self.types, self.own_time = _widened_types(device), own_time
         self.faster: dict[tuple[object, ...], bool] = {}
+        self.products: list[NarrowedProduct] = []
 
     def rewritten(self, call: Call) -> Expr:
         if operator_name(call) != "relax.matmul" or {dtype_of(value) for value in (call, *call.args)} != {"float32"}:
@@ -71,6 +77,9 @@ class _Widened(CallRewriter):
         narrow = self._narrow(values) if values.ndim == 2 and values.nbytes >= LEAST_BYTES else None
         if narrow is None or not self._is_faster(shape, values, narrow):
             return call
+        result = (*shape[:-1], values.shape[1])
+        kept = NarrowedProduct(kind="matmul", data=shape, weights=values.shape, result=result, exact=dtype_of(narrow))
+        self.products.append(kept)
         return self.builder_.call_te(product, data, narrow, primfunc_name_hint="matmul")
 
     def _narrow(self, values: Array) -> Constant | None:

@@ -38,7 +38,14 @@ from tvm_ext.devices.dot_instructions import (
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import OptionError
 from tvm_ext.options import BuildOptions
-from tvm_ext.records.precision import BEYOND_BOUND, PRECISION, NarrowedProduct, PrecisionRecord, kept_in_float32
+from tvm_ext.records.precision import (
+    BEYOND_BOUND,
+    PRECISION,
+    NarrowedProduct,
+    PrecisionRecord,
+    kept_in_float32,
+    precision_record,
+)
 from tvm_ext.records.serialise import to_json
 
 from .composites import OwnTime
@@ -111,7 +118,7 @@ class NarrowFloats:
     against it.
 
     ``row`` is the instruction of the ``device`` that serves them; None: plain arithmetic. What was decided is left in
-    module attribute `PRECISION`.
+    module attribute `PRECISION`, behind what `KeepHalves` left there.
     """
 
     def __init__(self, device: DeviceSpec, row: DotInstruction | None, judge: ProductJudge) -> None:
@@ -131,7 +138,8 @@ class _RoundedOperands(CallRewriter):
         super().__init__(mod)
         self.group, self.lanes, self.judge = group, lanes, judge
         self.kept = kept_in_float32(mod)
-        self.products: list[NarrowedProduct] = []
+        found = precision_record(mod)
+        self.products = [*found.products] if found is not None else []
         self.rounded: dict[Expr, Expr] = {}  # by value, inside one block: the same as bfloat16
 
     def visit_dataflow_block_(self, block: DataflowBlock) -> DataflowBlock:

@@ -86,7 +86,7 @@ class _Measure:
 def _narrowed(library: Library) -> list[int]:
     """The numbers of the products that run in bfloat16."""
     record = library.report.precision
-    return [] if record is None else [n for n, product in enumerate(record.products) if not product.reason]
+    return [] if record is None else [n for n, product in enumerate(record.products) if product.is_rounded]
 
 
 def _others(narrowed: Collection[int], part: Collection[int]) -> list[int]:

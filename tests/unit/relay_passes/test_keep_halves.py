@@ -17,6 +17,7 @@ from tvm_ext._tvm import Constant
 from tvm_ext.analysis.relax_values import dtype_of
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import narrowing_passes
+from tvm_ext.records.precision import precision_record
 from tvm_ext.relay_passes.keep_halves import product
 
 TYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -37,13 +38,17 @@ def module(rows: tuple[int, ...], values: Any) -> tvm.IRModule:
     return builder.get()
 
 
-def kept(mod: tvm.IRModule, row: str, **settings: Any) -> str:
-    """The type of the weights behind the passes for ``row``."""
+def narrowed(mod: tvm.IRModule, row: str, **settings: Any) -> tvm.IRModule:
+    """``mod`` behind the passes for ``row``."""
     device = row_of(row)
     target = tvm.target.Target({key: list(v) if isinstance(v, tuple) else v for key, v in device.target})
-    passes = narrowing_passes(target, device, BuildOptions(database="off", **settings))
     with target:
-        found = tvm.transform.Sequential(passes)(mod)
+        return tvm.transform.Sequential(narrowing_passes(target, device, BuildOptions(database="off", **settings)))(mod)
+
+
+def kept(mod: tvm.IRModule, row: str, **settings: Any) -> str:
+    """The type of the weights behind the passes for ``row``."""
+    found = narrowed(mod, row, **settings)
     types: list[str] = []
 
     def visit(node: Any) -> None:
@@ -106,3 +111,25 @@ def test_a_build_is_right_and_one_kernel() -> None:
     right = np.maximum(x.astype("float64") @ values.astype("float64"), 0)
     assert relative_error(running.get_output(0).numpy(), right) < 2e-6
     assert len(library.report.operators) == 1
+
+
+def test_the_record_has_kept_weights_beside_rounded_products() -> None:
+    values = weights("float16", 512, 1024)
+    odd = np.random.default_rng(0).standard_normal((1024, 64)).astype("float32")
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((1, 512), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            made = builder.emit(relax.op.matmul(x, relax.const(values)))
+            result = builder.emit_output(relax.op.matmul(made, relax.const(odd)))
+        builder.emit_func_output(result)
+    instructions, found = [], []
+    for precision in ("float32", "bfloat16"):
+        record = precision_record(narrowed(builder.get(), "cpu-epyc-zen5", precision=precision))
+        assert record is not None
+        instructions.append(record.instruction)
+        found.append([(own.weights, own.exact, own.is_rounded) for own in record.products])
+    kept = ((512, 1024), "float16", False)
+    assert instructions == [None, "vdpbf16ps"]
+    assert found == [[kept], [kept, ((1024, 64), "", True)]]
+    assert record.lines()[0].startswith("bfloat16 by vdpbf16ps: 1 of 1 products")
+    assert record.lines()[-1] == "matmul 1x512 by 512x1024, weights stay float16"

@@ -16,8 +16,8 @@ from tvm_ext.devices.dot_instructions import dot_instruction
 from tvm_ext.errors import OptionError
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.attention import ATTENTION, Attention
-from tvm_ext.records.precision import KEPT, PRECISION, PrecisionRecord
-from tvm_ext.records.serialise import from_json
+from tvm_ext.records.precision import KEPT, PRECISION, PrecisionRecord, precision_record
+from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.relay_passes.fuse_attention import FuseAttention
 from tvm_ext.relay_passes.narrow_floats import NarrowFloats, narrow_floats
 from tvm_ext.support.roundoff import relative_error
@@ -185,10 +185,21 @@ def test_attentions_are_products_too(row: str, precision: Any, kept: tuple[int, 
     passes = [*narrow_floats(device, options, lambda _: None), FuseAttention(device, precision)]
     mod = module((4, 128, 64), self_attention).with_attr(KEPT, list(kept))
     found = tvm.transform.Sequential(passes)(mod)
-    (product,) = from_json(PrecisionRecord, str(found.attrs[PRECISION])).products
+    record = precision_record(found)
+    assert record is not None
+    (product,) = record.products
     assert product.kind == "attention" and (why in product.reason if why else not product.reason)
     (work,) = (func.attrs[ATTENTION] for _, func in found.functions_items() if ATTENTION in (func.attrs or {}))
     assert from_json(Attention, str(work)).products == ("float32" if why else "bfloat16")
+
+
+def test_a_record_of_kept_weights_narrows_no_attention() -> None:
+    record = PrecisionRecord(products=())
+    mod = module((4, 128, 64), self_attention).with_attr(PRECISION, to_json(record))
+    found = FuseAttention(row_of("cpu-epyc-zen5"), "float32")(mod)
+    assert precision_record(found) == record
+    (work,) = (func.attrs[ATTENTION] for _, func in found.functions_items() if ATTENTION in (func.attrs or {}))
+    assert from_json(Attention, str(work)).products == "float32"
 
 
 def test_the_error_of_attentions_counts() -> None:
