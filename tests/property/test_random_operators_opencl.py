@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.support import opencl_cpu
+from tests.support.random_cases import document
+from tests.support.random_operators.__main__ import FAMILY
 from tests.support.random_operators.check import attempt
 from tests.support.random_operators.draw import SLOTS, draw_case
 from tests.support.random_operators.opencl import DEVICES, in_turn, is_gpu
 from tests.support.random_operators.record import OperatorCase
-from tests.support.random_operators.summary import document
-from tests.support.random_operators.workers import run_cases
 from tvm_ext.errors import CompileError, IllegalRewrite
 
 pytestmark = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
@@ -40,9 +40,9 @@ def test_the_opencl_of_an_operator_agrees_with_numpy(case: OperatorCase) -> None
 @pytest.mark.timeout(3600)
 def test_the_opencl_of_three_hundred_operators_agrees_with_numpy() -> None:
     drawn = cases(ALL)
-    results = list(run_cases(drawn, jobs=1, limit_s=300.0))
+    results = list(FAMILY.results(drawn))
     assert len(results) == len(drawn)
-    assert document(results, 0, DEVICES).count('"outcome"') == 0, document(results, 0, DEVICES)
+    assert all(result.passed for result in results), document(results, {item.index: item for item in drawn}.get)
 
 
 def test_every_device_has_its_turn() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.case_workers import run_trials
 from tests.support.dot_rows import use_models_of_missing_instructions
-from tests.support.random_operators.check import WrongResultError
+from tests.support.random_cases import WrongResultError
 from tests.support.random_quantised import check, dynamic
+from tests.support.random_quantised.__main__ import FAMILY
 from tests.support.random_quantised.check import DYNAMIC_EVERY, Number
 from tests.support.random_quantised.draw import draw_case
 
@@ -26,8 +26,7 @@ def test_agrees_with_onnx_runtime(index: int, monkeypatch: Any) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_agree_with_onnx_runtime() -> None:
-    results = list(run_trials([Number(seed=1, index=i) for i in range(1000)], check.TRIAL, jobs=1, limit_s=60.0))
-    assert all(result.passed for result in results)
+    assert all(result.passed for result in FAMILY.results(Number(seed=1, index=index) for index in range(1000)))
 
 
 def test_the_same_number_draws_the_same_case() -> None:

@@ -25,7 +25,10 @@ Jobs = Annotated[int, typer.Option(min=1, help="Worker processes.")]
 LimitS = Annotated[float, typer.Option(min=1.0, help="Seconds that one case may take.")]
 OneCase = Annotated[int | None, typer.Option(min=0, help="Run only this case, here, and show its kernels.")]
 Devices = Annotated[list[str] | None, typer.Option(help="Rows to build for in turn; a GPU's run in OpenCL.")]
+Kinds = Annotated[list[str] | None, typer.Option("--kind", help="Only cases of these kinds.")]
+Results = Annotated[Path | None, typer.Option(help="Each result as it comes; what is there is not run again.")]
 Precision = Annotated[str, typer.Option(help="What float32 products run in: float32 or bfloat16.")]
+Tensors = Annotated[str, typer.Option(help="Type of all floats, bfloat16; as they are drawn if left out.")]
 Output = Annotated[Path | None, typer.Option(help="Where to write what came of it as JSON.")]
 
 console = Console(width=None if sys.stdout.isatty() else 160)

@@ -32,6 +32,14 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return powers / powers.sum(-1, keepdims=True)
 
 
+def affine(value: float) -> Any:
+    return relax.const(np.full(37, value, ml_dtypes.bfloat16), "bfloat16")
+
+
+def standard(x: np.ndarray) -> np.ndarray:
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
 def gelu(x: np.ndarray) -> np.ndarray:
     return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
@@ -52,6 +60,19 @@ CASES: dict[str, Case] = {
     "product and gelu": (
         lambda x, y: op.nn.gelu(op.matmul(x, op.permute_dims(y))),
         lambda x, y: gelu(x @ y.T),
+    ),
+    "product and relu": (
+        lambda x, y: op.nn.relu(op.matmul(x, op.permute_dims(y))),
+        lambda x, y: np.maximum(x @ y.T, 0),
+    ),
+    "product and clip": (
+        lambda x, y: op.clip(op.matmul(x, op.permute_dims(y)), -0.5, 0.75),
+        lambda x, y: np.clip(x @ y.T, -0.5, 0.75),
+    ),
+    "largest of a row and relu": (lambda x, _y: op.nn.relu(op.max(x, axis=1)), lambda x, _y: np.maximum(x.max(1), 0)),
+    "layer norm": (
+        lambda x, _y: op.nn.layer_norm(x, affine(2.0), affine(1.0), axes=[-1]),
+        lambda x, _y: 2 * standard(x) + 1,
     ),
 }
 

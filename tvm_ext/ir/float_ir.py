@@ -52,10 +52,11 @@ def nan_passing(a: Expr, b: Expr, better: Callable[[Expr, Expr], Expr], accumula
 def bound(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
     """``body`` of a value that is computed once, and that the simplifier does not look into.
 
-    Loads stay where they are, however often: a compiler sees that they are one. So does what is computed of bfloat16,
-    see `uses_bfloat16`.
+    Loads stay where they are, however often: a compiler sees that they are one. So does what is bfloat16 or computed
+    of it: stock TVM widens a binding's value, but not its variable, and see `uses_bfloat16`.
     """
-    if isinstance(value, Var | tirx.FloatImm | TensorLoad) or uses_bfloat16(value):
+    is_left = isinstance(value, Var | tirx.FloatImm | TensorLoad) or dtype_of(value) == "bfloat16"
+    if is_left or uses_bfloat16(value):
         return body(value)
     variable = Var("t", value.ty)
     return tirx.Let(variable, _without_numbers_of_truth(value), body(variable))

@@ -7,7 +7,7 @@ lowest finite number, so that the maximum of such a row is not in the row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tvm_ext._tvm import (
@@ -93,14 +93,21 @@ def _erf(builder: BlockBuilder, call: Call) -> Expr:
     return builder.call_te(erf, call.args[0], primfunc_name_hint="erf")
 
 
-def _in_float32(builder: BlockBuilder, call: Call) -> Expr:
-    """A mean of half precision is rounded once: stock TVM's sum is, too, and beyond 65504 it is infinite."""
-    dtype = dtype_of(call)
-    if dtype not in HALF_TYPES:
-        return _stock_way(call)(builder, call)
-    wide = [builder.normalize(relax.op.astype(call.args[0], "float32")), *call.args[1:]]
-    mean = builder.normalize(Call(call.op, wide, call.attrs, call.ty_args))
-    return relax.op.astype(builder.normalize(_stock_way(call)(builder, mean)), dtype)
+def _in_float32(types: Collection[str]) -> Legalization:
+    """Results of ``types`` are rounded once.
+
+    Stock TVM's sum of a mean is, too, and beyond 65504 it is infinite; its norms take no bfloat16.
+    """
+
+    def legalize(builder: BlockBuilder, call: Call) -> Expr:
+        dtype = dtype_of(call)
+        if dtype not in types:
+            return _stock_way(call)(builder, call)
+        wide = [builder.normalize(relax.op.astype(argument, "float32")) for argument in call.args]
+        result = builder.normalize(Call(call.op, wide, call.attrs, call.ty_args))
+        return relax.op.astype(builder.normalize(_stock_way(call)(builder, result)), dtype)
+
+    return legalize
 
 
 def _equality(comparison: Callable[[Expr, Expr], Expr]) -> Legalization:
@@ -177,5 +184,6 @@ LEGALIZATIONS: dict[str, Legalization] = {
     "relax.argmin": _arg_reduction(stock.min),
     **MARKED,
     **SAMPLING,
-    **dict.fromkeys(_MEANS, _in_float32),
+    **dict.fromkeys(_MEANS, _in_float32(HALF_TYPES)),
+    **dict.fromkeys(("relax.nn.layer_norm", "relax.nn.instance_norm"), _in_float32(("bfloat16",))),
 }

@@ -16,7 +16,7 @@ from tvm_ext.errors import TvmExtError
 from tvm_ext.runtime.graph_module import TensorSpec
 
 from ..case_workers import Trial
-from ..random_operators.check import EXPECTED_ERRORS
+from ..random_cases import EXPECTED_ERRORS
 from .record import HostileCase, HostileResult
 
 LIMIT_S = 60.0

@@ -21,8 +21,8 @@ from tvm_ext.runtime.graph_module import flatten_outputs
 from ..case_workers import Trial
 from ..onnx_evaluator import by_evaluator, by_onnx_runtime
 from ..onnx_runtime import states
+from ..random_cases import EXPECTED_ERRORS
 from ..random_chains.reference import LACKING
-from ..random_operators.check import EXPECTED_ERRORS
 from ..random_operators.record import Array
 from .cases import OPSET, inputs_of, known_names, model_of, recipe_of
 from .record import TypeCase, TypeResult

@@ -13,6 +13,7 @@ from ..random_operators.sizes import require
 from .record import AttributeValue, ChainInput, ChainNode
 
 EXACT_BELOW = {
+    "bfloat16": 2.0**8,
     "float16": 2.0**11,
     "float32": 2.0**24,
     "float64": 2.0**53,
@@ -24,10 +25,10 @@ EXACT_BELOW = {
 }
 """Up to which all whole numbers are values of a type; integers must stay below, floating point is exact there."""
 
-LARGEST = {"float16": 3e4, "float32": 1e9, "float64": 1e9}
+LARGEST = {"bfloat16": 1e9, "float16": 3e4, "float32": 1e9, "float64": 1e9}
 """No chain goes beyond: what overflows has no reference."""
 
-DIGITS = {"float16": 11, "float32": 24}
+DIGITS = {"bfloat16": 8, "float16": 11, "float32": 24}
 """Bits of the significands that round; other types round nothing away here, float64 least."""
 
 MOST_ELEMENTS = 2**15
@@ -50,7 +51,7 @@ class Value:
 
     @property
     def is_float(self) -> bool:
-        return self.dtype.startswith("float")
+        return "float" in self.dtype
 
     @property
     def size(self) -> int:
@@ -65,11 +66,18 @@ Attributes = Mapping[str, AttributeValue]
 NO_ATTRIBUTES: Attributes = {}
 
 
-class Chain:
-    """Collects the inputs and nodes of a chain. ``is_exact``: its inputs are whole numbers."""
+def _digits(dtype: str) -> int:
+    return DIGITS.get(dtype, 53)
 
-    def __init__(self, rng: random.Random, dtype: str, *, is_exact: bool) -> None:
-        self.rng, self.dtype, self.is_exact = rng, dtype, is_exact
+
+class Chain:
+    """Collects the inputs and nodes of a chain. ``is_exact``: its inputs are whole numbers.
+
+    ``products``: what float32 products run in; no float is then more exact than that.
+    """
+
+    def __init__(self, rng: random.Random, dtype: str, *, is_exact: bool, products: str = "float32") -> None:
+        self.rng, self.dtype, self.is_exact, self.products = rng, dtype, is_exact, products
         self.inputs: list[ChainInput] = []
         self.nodes: list[ChainNode] = []
         self.values: list[Value] = []
@@ -84,17 +92,22 @@ class Chain:
         content, most = self._content(tuple(shape), dtype, constant, summed)
         require(math.prod(shape) <= MOST_ELEMENTS)
         self.inputs.append(ChainInput(name=name, content=content))
-        exact = content.values != "signed"
+        exact, coarsest = content.values != "signed", self._coarsest(dtype)
         return Value(
-            name=name, shape=tuple(shape), dtype=dtype, most=most, exact=exact, coarsest=dtype, constant=constant
+            name=name, shape=tuple(shape), dtype=dtype, most=most, exact=exact, coarsest=coarsest, constant=constant
         )
+
+    def _coarsest(self, dtype: str, *others: str) -> str:
+        rounded = (self.products,) if "float" in dtype else ()
+        coarsest: str = min((dtype, *others, *rounded), key=_digits)
+        return coarsest
 
     def _content(self, shape: tuple[int, ...], dtype: str, constant: bool, summed: int) -> tuple[CaseInput, float]:
         if dtype == "bool":
             return CaseInput(shape=shape, dtype=dtype, constant=constant, values="bool"), 1.0
         if dtype == "uint8":
             return CaseInput(shape=shape, dtype=dtype, constant=constant, values="index", limit=WHOLE + 1), WHOLE
-        if self.is_exact or not dtype.startswith("float"):
+        if self.is_exact or "float" not in dtype:
             return CaseInput(shape=shape, dtype=dtype, constant=constant, values="integer", limit=WHOLE), WHOLE
         scale = 3 / math.sqrt(summed) if summed > 1 else 1.0
         return CaseInput(shape=shape, dtype=dtype, constant=constant, scale=scale), scale
@@ -147,14 +160,15 @@ class Chain:
         most = float(max(v.most for v in tensors) if known.get("most") is None else known["most"])
         exact = all(v.exact for v in tensors) if known.get("exact") is None else bool(known["exact"])
         self._check(dtype, most, shapes)
-        coarsest = min((dtype, *passed, *(v.coarsest for v in tensors)), key=lambda name: DIGITS.get(name, 53))
+        limit = min(EXACT_BELOW[dtype], EXACT_BELOW[self._coarsest(dtype)])
+        coarsest = self._coarsest(dtype, *passed, *(v.coarsest for v in tensors))
         made = [
             Value(
                 name=f"t{len(self.values) + position}",
                 shape=tuple(shape),
                 dtype=dtype,
                 most=most,
-                exact=exact and most <= EXACT_BELOW[dtype],
+                exact=exact and most <= limit,
                 coarsest=coarsest,
             )
             for position, shape in enumerate(shapes)

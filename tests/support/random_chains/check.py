@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,38 +14,17 @@ from tvm_ext.rammer_runtime import native
 from tvm_ext.reports.record import OperatorReport
 from tvm_ext.runtime.graph_module import flatten_outputs
 
-from ..case_workers import Trial
-from ..random_operators.check import EXPECTED_ERRORS, WrongResultError, options_of, poisoned, target_of
+from ..random_cases import CaseResult, Figures, Refusal, WrongResultError, attempted
+from ..random_operators.check import options_of, poisoned, target_of
 from ..random_operators.opencl import OpenClMachine, is_gpu
 from ..random_operators.record import Array
 from .onnx_model import onnx_model
-from .record import ChainCase, ChainOutput
+from .record import ChainCase
 from .reference import difference, expected_outputs
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChainResult:
-    """What came of a chain. ``paths`` counts its kernels by path; ``problem`` is empty where everything holds."""
-
-    index: int
-    kind: str
-    outcome: str  # "passed", "refused", "wrong", "raised", "crashed", "timed out"
-    problem: str
-    paths: tuple[tuple[str, int], ...] = ()
-    seconds: float = 0.0
-
-    @property
-    def failed(self) -> bool:
-        """A refusal by an error of ours, with its reason, is no failure: nobody gets a wrong answer."""
-        return self.outcome not in ("passed", "refused")
-
-
-class Refusal(Exception):  # noqa: N818 - an answer, which is counted
-    """The import or the build of a chain said no, by an error of ours."""
-
-
-def run_chain(case: ChainCase) -> tuple[OperatorReport, ...]:
-    """Import, build, run, compare; the report of the operators.
+def run_chain(case: ChainCase) -> Figures:
+    """Import, build, run, compare.
 
     Raises Refusal, WrongResultError, and whatever else importing, building and running raise. Three runs with inputs A,
     B, A in poisoned memory, as `random_operators.check.check` describes; a GPU's kernels run once, through OpenCL.
@@ -59,18 +34,11 @@ def run_chain(case: ChainCase) -> tuple[OperatorReport, ...]:
     problems = [
         f"output {wanted.name} {problem}"
         for wanted, actual, value in zip(case.outputs, outputs, expected, strict=True)
-        if (problem := difference(actual, value, dtype=wanted.dtype, **_digits(case, wanted)))
+        if (problem := difference(actual, value, dtype=wanted.dtype, exact=wanted.exact, coarsest=wanted.coarsest))
     ]
     if problems:
         raise WrongResultError("; ".join(problems))
-    return operators
-
-
-def _digits(case: ChainCase, output: ChainOutput) -> dict[str, Any]:
-    """Whether ``output`` is exact, and its coarsest type."""
-    if case.precision == "bfloat16" and output.dtype.startswith("float"):
-        return {"exact": False, "coarsest": "bfloat16"}
-    return {"exact": output.exact, "coarsest": output.coarsest}
+    return Figures(operators=operators)
 
 
 GUARDED_EVERY = 2
@@ -128,42 +96,6 @@ def _on_gpu(case: ChainCase) -> tuple[list[Array], tuple[OperatorReport, ...]]:
     return outputs, machine.operators
 
 
-def attempt(case: ChainCase) -> ChainResult:
+def attempt(case: ChainCase) -> CaseResult:
     """`run_chain`, with whatever goes wrong in it turned into a result."""
-    start = time.perf_counter()
-    try:
-        operators = run_chain(case)
-    except Refusal as refusal:
-        return failure(case, "refused", str(refusal), time.perf_counter() - start)
-    except WrongResultError as error:
-        return failure(case, "wrong", str(error), time.perf_counter() - start)
-    except EXPECTED_ERRORS as error:
-        return failure(case, "raised", f"{type(error).__name__}: {error}", time.perf_counter() - start)
-    paths: dict[str, int] = {}
-    for operator in operators:
-        paths[operator.choice.path] = paths.get(operator.choice.path, 0) + 1
-    seconds = time.perf_counter() - start
-    return ChainResult(
-        index=case.index, kind=case.kind, outcome="passed", problem="", paths=tuple(paths.items()), seconds=seconds
-    )
-
-
-def failure(case: ChainCase, outcome: str, problem: str, seconds: float) -> ChainResult:
-    return ChainResult(index=case.index, kind=case.kind, outcome=outcome, problem=problem, seconds=seconds)
-
-
-TRIAL: Trial[ChainCase, ChainResult] = Trial(attempt=attempt, failure=failure)
-
-
-def reason(problem: str) -> str:
-    """A refusal without its names and numbers, so that refusals for one reason count as one."""
-    line = problem.splitlines()[0]
-    return re.sub(r"\d+", "#", re.sub(r"\[[^\]]*\]|'[^']*'|\"[^\"]*\"", "…", line))[:160]
-
-
-def counts(results: Mapping[int, ChainResult]) -> dict[str, int]:
-    """How many chains had which outcome."""
-    found: dict[str, int] = {}
-    for result in results.values():
-        found[result.outcome] = found.get(result.outcome, 0) + 1
-    return dict(sorted(found.items()))
+    return attempted(case, run_chain)

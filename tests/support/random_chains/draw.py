@@ -56,19 +56,23 @@ ATTEMPTS = 8
 """Steps drawn before a chain that nothing fits ends as it is."""
 
 
-def draw_case(seed: int, index: int) -> ChainCase:
-    """Case ``index`` of ``seed``."""
+def draw_case(seed: int, index: int, *, precision: str = "float32", floats: str = "") -> ChainCase:
+    """Case ``index`` of ``seed``; ``floats``: the type that a chain of floats begins with, instead of one drawn."""
     kind, producer, dtypes = PRODUCERS[index % len(PRODUCERS)]
     rng = random.Random(f"chain {seed}/{index}")
     case = None
     while case is None:
-        case = _attempt(rng, seed, index, kind, producer, rng.choice(dtypes))
+        dtype = rng.choice(dtypes)
+        dtype = floats if floats and "float" in dtype else dtype
+        case = _attempt(rng, seed, index, kind, producer, dtype, precision)
     return case
 
 
-def _attempt(rng: random.Random, seed: int, index: int, kind: str, producer: Producer, dtype: str) -> ChainCase | None:
+def _attempt(
+    rng: random.Random, seed: int, index: int, kind: str, producer: Producer, dtype: str, precision: str
+) -> ChainCase | None:
     """One attempt; None for a producer whose window does not fit its input, or that is too large."""
-    chain = Chain(rng, dtype, is_exact=rng.random() < 0.5)
+    chain = Chain(rng, dtype, is_exact=rng.random() < 0.5, products=precision)
     try:
         value = producer(chain)
     except Unsuitable:
@@ -82,6 +86,7 @@ def _attempt(rng: random.Random, seed: int, index: int, kind: str, producer: Pro
         inputs=tuple(chain.inputs),
         nodes=tuple(chain.nodes),
         outputs=tuple(_outputs(chain, value)),
+        precision=precision,
         **draw_options(rng),
     )
 

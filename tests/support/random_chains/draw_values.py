@@ -95,9 +95,10 @@ def divide(chain: Chain, x: Value) -> Value:
 def cast(chain: Chain, x: Value) -> Value:
     """To a type that holds all its values; to integers only what is whole."""
     floats = [t for t in ("float32", "float16", "float64") if t != "float16" or x.most <= 1000]
+    floats += ["bfloat16"] if chain.dtype == "bfloat16" else []
     whole = [t for t in INTEGERS if x.exact and x.most <= EXACT_BELOW[t] and (t != "uint8" or _is_unsigned(x))]
     to = chain.rng.choice([t for t in (*floats, *whole, *(("bool",) if x.exact else ())) if t != x.dtype])
-    exact = x.exact and (to != "float16" or x.most <= EXACT_BELOW["float16"])
+    exact = x.exact and ("float" not in to or x.most <= EXACT_BELOW[to])
     return chain.emit(
         "Cast",
         [x],
@@ -157,7 +158,7 @@ def softmax(chain: Chain, x: Value) -> Value:
 
 
 def layer_norm(chain: Chain, x: Value) -> Value:
-    require(x.dtype == "float32" and x.rank > 1 and x.shape[-1] > 1)
+    require(x.dtype in ("bfloat16", "float32") and x.rank > 1 and x.shape[-1] > 1)
     scale, bias = (chain.input((x.shape[-1],), x.dtype, constant=True) for _ in range(2))
     most = math.sqrt(x.shape[-1]) * scale.most + bias.most
     return chain.emit(
@@ -171,7 +172,7 @@ def layer_norm(chain: Chain, x: Value) -> Value:
 
 
 def instance_norm(chain: Chain, x: Value) -> Value:
-    require(x.dtype == "float32" and x.rank in (3, 4) and math.prod(x.shape[2:]) > 1)
+    require(x.dtype in ("bfloat16", "float32") and x.rank in (3, 4) and math.prod(x.shape[2:]) > 1)
     scale, bias = (chain.input((x.shape[1],), x.dtype, constant=True) for _ in range(2))
     most = math.sqrt(math.prod(x.shape[2:])) * scale.most + bias.most
     return chain.emit(
@@ -210,7 +211,7 @@ def cumulative_sum(chain: Chain, x: Value) -> Value:
 
 # --- a second product -----------------------------------------------------------------------------------------------
 def product(chain: Chain, x: Value) -> Value:
-    require(x.rank >= 2 and x.dtype in ("float16", "float32", "float64", "int32", "int64"))
+    require(x.rank >= 2 and x.dtype in ("bfloat16", "float16", "float32", "float64", "int32", "int64"))
     return product_of(chain, x, size(chain, 33), constant=chain.rng.random() < 0.7)
 
 

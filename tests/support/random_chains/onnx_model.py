@@ -10,21 +10,22 @@ from onnx import helper, numpy_helper
 
 from .record import ChainCase
 
+HALVES = ("bfloat16", "float16")
 OPSET = 17
 IR_VERSION = 8  # of ONNX 1.12, which introduced that opset
 
 
 def onnx_model(case: ChainCase, *, widen_half: bool = False) -> onnx.ModelProto:
-    """The model; with ``widen_half``, every float16 in it is float32: for a reference that has no half precision."""
+    """The model; with ``widen_half``, every 16-bit float in it is float32: for a reference that rounds nothing."""
 
     def dtype(name: str) -> str:
-        return "float32" if widen_half and name == "float16" else name
+        return "float32" if widen_half and name in HALVES else name
 
     def element_type(name: str) -> int:
         return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype(name))))
 
     def attribute(name: str, value: Any) -> Any:
-        if name == "to" and widen_half and value == onnx.TensorProto.FLOAT16:
+        if name == "to" and widen_half and value in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16):
             return onnx.TensorProto.FLOAT
         return list(value) if isinstance(value, tuple) else value
 

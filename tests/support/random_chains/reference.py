@@ -7,7 +7,7 @@ import numpy as np
 from ..onnx_evaluator import by_evaluator, by_onnx_runtime
 from ..onnx_runtime import states
 from ..random_operators.record import Array
-from .onnx_model import onnx_model
+from .onnx_model import HALVES, onnx_model
 from .record import ChainCase
 
 LACKING = (states.NotImplemented, states.InvalidGraph, states.Fail, states.RuntimeException)
@@ -21,7 +21,7 @@ Half precision is compared with float32, which does not round between the nodes 
 
 
 def expected_outputs(case: ChainCase) -> list[Array]:
-    """The outputs for the first draw of inputs, float16 computed in float32."""
+    """The outputs for the first draw of inputs, 16-bit floats computed in float32."""
     model = onnx_model(case, widen_half=True).SerializeToString()
     given = {name: _wide(value) for name, value in case.data(0).items()}
     inputs = {item.name: given[item.name] for item in case.variables}
@@ -32,7 +32,7 @@ def expected_outputs(case: ChainCase) -> list[Array]:
 
 
 def _wide(value: Array) -> Array:
-    return value.astype(np.float32) if value.dtype == np.float16 else value
+    return value.astype(np.float32) if str(value.dtype) in HALVES else value
 
 
 def difference(actual: Array, wanted: Array, *, dtype: str, exact: bool, coarsest: str) -> str:

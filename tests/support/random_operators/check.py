@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -13,9 +11,9 @@ import numpy as np
 
 from tvm_ext import relay
 from tvm_ext._tvm import PassContext, tensor
+from tvm_ext.bench.compare import relative_error
 from tvm_ext.devices.cpu_info import read_cpu_info
 from tvm_ext.devices.device_db import cpu_needs, device_for_target
-from tvm_ext.errors import TvmExtError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import plan_build
 from tvm_ext.records.choice import OWN_PATHS
@@ -24,8 +22,9 @@ from tvm_ext.runtime.graph_module import flatten_outputs
 from tvm_ext.runtime.guarded_memory import guard
 from tvm_ext.support.roundoff import allowed_error
 
+from ..random_cases import CaseResult, Figures, WrongResultError, attempted, share_of
 from . import opencl, reference
-from .record import Array, OperatorCase
+from .record import Array, OperatorCase, is_float
 from .relax_module import module_of, parameter_names
 
 SMALLEST_MAGNITUDE = 0.1
@@ -43,40 +42,10 @@ GUARDED_WORKSPACES_EVERY = 3
 """Every third case is built with guarded workspaces, which changes its kernels a little. Coprime to the slots too."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OperatorPath:
-    """How one kernel of the case was made, and why."""
-
-    name: str
-    path: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CaseResult:
-    """What came of a case. ``problem`` is empty where everything holds; ``error`` is relative, by norm."""
-
-    index: int
-    kind: str
-    outcome: str  # "passed", "wrong", "path", "raised", "crashed" or "timed out"
-    problem: str
-    error: float
-    tolerance: float
-    paths: tuple[OperatorPath, ...] = ()
-    seconds: float = 0.0
-
-    @property
-    def passed(self) -> bool:
-        return self.outcome == "passed"
-
-
-class WrongResultError(AssertionError):
-    """The outputs are not what the reference says, or not the same twice."""
-
-
 def tolerance(case: OperatorCase, out_dtype: str) -> float:
-    """The allowed relative error of the case's output by norm."""
-    return allowed_error((*(item.dtype for item in case.inputs), case.precision), out_dtype, case.reduction_size)
+    """The allowed relative error of the case's output by norm; option `precision` is about products alone."""
+    products = (case.precision,) if case.operator.startswith(("matmul", "nn.conv", "chain.")) else ()
+    return allowed_error((*(item.dtype for item in case.inputs), *products), out_dtype, case.reduction_size)
 
 
 def scaled_error(actual: Array, expected: Array, typical_magnitude: float) -> float:
@@ -143,7 +112,7 @@ def check_purity(case: OperatorCase) -> None:
         plan.construct(mod)
 
 
-def check(case: OperatorCase) -> CaseResult:
+def check(case: OperatorCase) -> Figures:
     """Build, run, compare. Raises WrongResultError, and whatever building and running raise; see `attempt`.
 
     Three runs with inputs A, B, A. The first is in guarded memory (`guarded_memory`), workspaces included every third
@@ -155,7 +124,6 @@ def check(case: OperatorCase) -> CaseResult:
     """
     if opencl.is_gpu(case.device):
         return check_in_opencl(case)
-    start = time.perf_counter()
     if case.index % PURITY_EVERY == 0:
         check_purity(case)
     library = build(case, guard_memory=case.index % GUARDED_WORKSPACES_EVERY == 0)
@@ -167,45 +135,33 @@ def check(case: OperatorCase) -> CaseResult:
     again = _run_and_poison(machine, case, 0)
     if not all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)):
         raise WrongResultError("the same inputs gave other results the second time")
-    return _result(case, library.report.operators, errors, start)
+    return _figures(case, library.report.operators, errors)
 
 
-def check_in_opencl(case: OperatorCase) -> CaseResult:
+def check_in_opencl(case: OperatorCase) -> Figures:
     """Build the case for its GPU, run its kernels through OpenCL, compare. Raises as `check` does."""
-    start = time.perf_counter()
     options = BuildOptions(epsilon=case.epsilon)
     machine = opencl.OpenClMachine(relay.prepare(module_of(case), constants(case)), case.device, options)
     inputs = [value for value, item in zip(case.data(0), case.inputs, strict=True) if not item.constant]
-    return _result(case, machine.operators, compare(case, machine.run(inputs)), start)
+    return _figures(case, machine.operators, compare(case, machine.run(inputs)))
 
 
-def _result(
-    case: OperatorCase, operators: Sequence[OperatorReport], errors: Sequence[tuple[float, float]], start: float
-) -> CaseResult:
-    """What passed the comparison, unless one of its operators took a path that was not expected."""
-    paths = tuple(OperatorPath(name=item.name, path=item.choice.path, reason=item.choice.reason) for item in operators)
-    problem = path_problem(case, paths)
-    error, allowed = max(errors, key=lambda pair: pair[0] / pair[1] if pair[1] else pair[0])
-    return CaseResult(
-        index=case.index,
-        kind=case.kind,
-        outcome="path" if problem else "passed",
-        problem=problem,
-        error=error,
-        tolerance=allowed,
-        paths=paths,
-        seconds=time.perf_counter() - start,
-    )
+def _figures(case: OperatorCase, operators: Sequence[OperatorReport], errors: Iterable[tuple[float, float]]) -> Figures:
+    """Of what passed the comparison; raises WrongResultError where an operator took a path that was not expected."""
+    problem = path_problem(case, [(item.name, item.choice.path, item.choice.reason) for item in operators])
+    if problem:
+        raise WrongResultError(problem)
+    return Figures(operators=operators, share=share_of(errors))
 
 
-def path_problem(case: OperatorCase, paths: Sequence[OperatorPath]) -> str:
-    """Why the paths taken are not those expected: every operator says why, and what can be constructed is."""
-    silent = [item.name for item in paths if not item.reason]
+def path_problem(case: OperatorCase, paths: Sequence[tuple[str, str, str]]) -> str:
+    """Why the ``paths``, of each operator name, path and reason, are not those expected: what can be constructed is."""
+    silent = [name for name, _, reason in paths if not reason]
     if silent:
         return f"no reason is given for {', '.join(silent)}"
-    others = [item for item in paths if item.path not in OWN_PATHS]
+    others = [item for item in paths if item[1] not in OWN_PATHS]
     if case.must_be_constructed and others:
-        return "; ".join(f"{item.name} took the path {item.path}: {item.reason}" for item in others)
+        return "; ".join(f"{name} took the path {path}: {reason}" for name, path, reason in others)
     return ""
 
 
@@ -252,45 +208,19 @@ def _run_and_poison(machine: Any, case: OperatorCase, draw: int) -> list[Array]:
 
 def poisoned(value: Array) -> Array:
     """What an output is overwritten with: NaN, the largest integer, or the other truth value."""
-    if np.issubdtype(value.dtype, np.floating):
+    if is_float(value):
         return np.full_like(value, np.nan)
     return ~value if value.dtype == np.bool_ else np.full_like(value, np.iinfo(value.dtype).max)
 
 
-# What TVM, NumPy and this package raise.
-EXPECTED_ERRORS: tuple[type[Exception], ...] = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NameError,
-    OSError,
-    RuntimeError,
-    TvmExtError,
-    TypeError,
-    ValueError,
-)
-
-
 def attempt(case: OperatorCase) -> CaseResult:
     """`check`, with whatever goes wrong in it turned into a result."""
-    start = time.perf_counter()
-    try:
-        return check(case)
-    except WrongResultError as error:
-        outcome, problem = "wrong", str(error)
-    except EXPECTED_ERRORS as error:
-        outcome, problem = "raised", f"{type(error).__name__}: {error}"
-    return failure(case, outcome, problem, time.perf_counter() - start)
+    return attempted(case, check)
 
 
-def failure(case: OperatorCase, outcome: str, problem: str, seconds: float) -> CaseResult:
-    return CaseResult(
-        index=case.index,
-        kind=case.kind,
-        outcome=outcome,
-        problem=problem,
-        error=math.inf,
-        tolerance=0.0,
-        seconds=seconds,
-    )
+def stock_error(case: OperatorCase) -> str:
+    """For a wrong case: whether stock TVM agrees with NumPy."""
+    if opencl.is_gpu(case.device):
+        return ""
+    stock = run_once(build(case, enable_roller=False), case)
+    return f"stock TVM's relative error: {relative_error(stock, reference.evaluate(case, case.data(0))):.2e}"

@@ -88,6 +88,7 @@ FLOAT_EPILOGUES = (
 )  # fmt: skip
 INTEGER_EPILOGUES = ("none", "bias", "bias_relu", "clip", "requantise", "scale_cast")
 SHORT_EPILOGUES = ("none", "none", "none", "relu", "residual", "clip", "broadcast_product", "skip")
+IEEE_ONLY = ("nn.group_norm",)
 PROLOGUES = ("none",) * 7 + ("relu", "scale", "add")
 
 
@@ -101,6 +102,18 @@ def draw_case(seed: int, index: int) -> OperatorCase:
     case = replace(case, seed=seed, index=index, kind=kind)
     case = _with_epilogue(_with_prologue(case, rng), rng)
     return replace(case, **draw_options(rng))
+
+
+def with_floats(case: OperatorCase, dtype: str) -> OperatorCase:
+    """``case`` with the floats of its operands in ``dtype``; wider results, and what joins them, stay so.
+
+    Empty, or of an operator that Relax has for IEEE's types alone: as it is.
+    """
+    if not dtype or case.operator in IEEE_ONLY:
+        return case
+    narrow = ("float16",) if case.inputs[0].dtype == "float16" else ("float16", "float32")
+    inputs = tuple(replace(item, dtype=dtype) if item.dtype in narrow else item for item in case.inputs)
+    return replace(case, inputs=inputs, out_dtype=dtype if case.out_dtype == "float16" else case.out_dtype)
 
 
 def _draw(draw: Draw, rng: random.Random) -> OperatorCase | None:

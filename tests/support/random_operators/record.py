@@ -10,6 +10,12 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+
+def is_float(value: Array) -> bool:
+    """Whether ``value`` has floats; bfloat16 is no ``np.floating``."""
+    return "float" in str(value.dtype)
+
+
 Values = Literal["signed", "positive", "index", "bool", "integer", "divisor"]
 """How an input is filled: uniformly over [-1, 1], [0.5, 1.5], [0, limit), a bool, [-limit, limit] or [1, limit]."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import reference_windows as windows
-from .record import Array, OperatorCase
+from .record import Array, OperatorCase, is_float
 
 EPSILON = 1e-5
 """Added to variances by every normalisation."""
@@ -51,7 +51,7 @@ def output_shape(case: OperatorCase) -> tuple[int, ...]:
 def _widen(value: Array) -> Array:
     if value.dtype == np.bool_:
         return value
-    return value.astype(np.float64 if np.issubdtype(value.dtype, np.floating) else np.int64)
+    return value.astype(np.float64 if is_float(value) else np.int64)
 
 
 # --- around the operator -------------------------------------------------------------------------------------------

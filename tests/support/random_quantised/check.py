@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +17,12 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.reports.record import OperatorReport
 from tvm_ext.runtime.graph_module import flatten_outputs
 
-from ..case_workers import Trial
-from ..random_operators.check import EXPECTED_ERRORS, WrongResultError
+from ..random_cases import CaseResult, Figures, WrongResultError, attempted
 from ..random_operators.record import Array
 from . import dynamic
 from .draw import TARGETS, QuantisedCase, draw_case
-from .writer import Codes, Writer, evaluate_plain, write
+from .dynamic import DynamicCase
+from .writer import FORMS, Codes, Writer, evaluate_plain, write
 
 JITTER = 0.3
 """Of a step, by which float inputs differ from what their codes stand for: no rounding is in doubt."""
@@ -34,27 +33,20 @@ DYNAMIC_EVERY = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Number:
-    """A case by its number alone, for a worker process to draw."""
+    """A case by its number alone, for a worker process to draw. ``kind``: its first layer's form, or dynamic."""
 
     seed: int
     index: int
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuantisedResult:
-    """What came of a case. ``off`` of ``values`` were one step away, which is allowed."""
-
-    index: int
-    kind: str
-    outcome: str  # "passed", "wrong", "raised", "crashed", "timed out"
-    problem: str = ""
-    off: int = 0
-    values: int = 0
-    seconds: float = 0.0
-
     @property
-    def passed(self) -> bool:
-        return self.outcome == "passed"
+    def kind(self) -> str:
+        return "dynamic" if self.index % DYNAMIC_EVERY == DYNAMIC_EVERY - 1 else FORMS[self.index % len(FORMS)]
+
+    def drawn(self) -> QuantisedCase | DynamicCase:
+        return (dynamic.draw if self.kind == "dynamic" else draw_case)(self.seed, self.index)
+
+    def __str__(self) -> str:
+        return str(self.drawn())
 
 
 def model_of(case: QuantisedCase) -> tuple[onnx.ModelProto, dict[str, Array]]:
@@ -156,31 +148,21 @@ def _allowed(case: QuantisedCase) -> int:
     return int(allowed)
 
 
-def attempt(number: Number) -> QuantisedResult:
-    """Draw, build, run and compare, with whatever goes wrong turned into a result."""
-    start, kind = time.perf_counter(), ""
-    try:
-        if number.index % DYNAMIC_EVERY == DYNAMIC_EVERY - 1:
-            case = dynamic.draw(number.seed, number.index)
-            kind, off, count = case.form, 0, 1
-            target = usable(TARGETS[number.index // DYNAMIC_EVERY % len(TARGETS)])
-            (made,), _ = _run(dynamic.model_of(case), {"x": case.x}, target, guarded=number.index % 8 == 3)
-            dynamic.compare(case, made)
-        else:
-            drawn = draw_case(number.seed, number.index)
-            kind = drawn.kind
-            off, count = compare(drawn, run(drawn)[0])
-    except WrongResultError as error:
-        return failure(number, "wrong", str(error), time.perf_counter() - start, kind)
-    except EXPECTED_ERRORS as error:
-        return failure(number, "raised", f"{type(error).__name__}: {error}", time.perf_counter() - start, kind)
-    return QuantisedResult(
-        index=number.index, kind=kind, outcome="passed", off=off, values=count, seconds=time.perf_counter() - start
-    )
+def check(number: Number) -> Figures:
+    """Draw, build, run, compare. Raises WrongResultError, and what drawing, building and running raise."""
+    drawn = number.drawn()
+    if isinstance(drawn, DynamicCase):
+        target = usable(TARGETS[number.index // DYNAMIC_EVERY % len(TARGETS)])
+        (made,), operators = _run(
+            dynamic.model_of(drawn), {"x": drawn.x}, target, guarded=number.index % (2 * DYNAMIC_EVERY) == 3
+        )
+        dynamic.compare(drawn, made)
+        return Figures(operators=operators)
+    results, operators = run(drawn)
+    off, count = compare(drawn, results)
+    return Figures(operators=operators, off=off, values=count)
 
 
-def failure(number: Number, outcome: str, problem: str, seconds: float, kind: str = "") -> QuantisedResult:
-    return QuantisedResult(index=number.index, kind=kind, outcome=outcome, problem=problem, seconds=seconds)
-
-
-TRIAL: Trial[Number, QuantisedResult] = Trial(attempt=attempt, failure=failure)
+def attempt(number: Number) -> CaseResult:
+    """`check`, with whatever goes wrong in it turned into a result."""
+    return attempted(number, check)

@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from ..onnx_evaluator import by_onnx_runtime
-from ..random_operators.check import WrongResultError
+from ..random_cases import WrongResultError
 from ..random_operators.record import Array
 from ..random_operators.sizes import Unsuitable
 from .draw_layers import Drawing, conv, matmul
