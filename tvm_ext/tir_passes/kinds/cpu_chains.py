@@ -163,7 +163,7 @@ def _in_panels(sizes: PanelPlan, whole: ChainTiming) -> Iterator[tuple[PanelTile
     """Combinations of what is constructed for each product of a panel, the fastest of each first."""
     panel = divide(whole.operator, sizes.by_axis)
     groups = plan(panel.operator)
-    panels = panels_of(panel, groups)
+    panels = panels_of(panel, groups, panel_bytes(whole.operator, sizes))
     ways = [panel_ways(group, panel, whole) for group in groups]
     most = max(1, int(MOST_TILES ** (1 / max(1, sum(isinstance(group, TileGroup) for group in groups)))))
     for combination in product(*(own[:most] for own in ways)):
@@ -180,7 +180,7 @@ def chosen_panel(whole: ChainTiming, chosen: PanelTiles) -> tuple[Panel, TileCho
         if axis not in legal or size > result.extent(result.spatial[axis]):
             raise IllegalRewrite(f"{operator.name}: its result cannot be divided in {chosen.panels}")
     panel = divide(operator, chosen.panels.by_axis)
-    needed, capacity = panel_bytes(panel, plan(panel.operator)), Machine(device).own_bytes * PANEL_SHARE
+    needed, capacity = panel_bytes(operator, chosen.panels), Machine(device).own_bytes * PANEL_SHARE
     if needed > capacity:
         raise IllegalRewrite(
             f"{operator.name}: a panel of {chosen.panels} takes {needed:.0f} bytes, {capacity:.0f} may"

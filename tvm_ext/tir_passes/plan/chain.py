@@ -85,12 +85,12 @@ def _fastest(
     """
     found: tuple[float, PanelPlan] | None = None
     refused: IllegalRewrite | None = None
-    least = sorted(((_least_s(*judged_panel(whole.operator, c), whole, rates), c) for c in candidates), key=_seconds)
+    least = sorted(((_least_s(c, whole, rates), c) for c in candidates), key=_seconds)
     for least_s, candidate in least:
         if least_s > most_s or (found is not None and least_s >= found[0]):
             break
         try:
-            own = _fused_s(*judged_panel(whole.operator, candidate), whole), candidate
+            own = _fused_s(candidate, whole), candidate
         except IllegalRewrite as refusal:
             refused = refusal
         else:
@@ -123,10 +123,9 @@ def _points(group: TileGroup | RowGroup) -> int:
     return sum(c.point_count for c in group.computations) if isinstance(group, RowGroup) else group.anchor.point_count
 
 
-def _least_s(
-    panel: Panel, groups: Sequence[TileGroup | RowGroup], whole: ChainTiming, rates: Sequence[_PointTimes]
-) -> float:
-    """Seconds of all panels like ``panel``, its tiles as fast as those of whole tensors; 0 where groups differ."""
+def _least_s(made: PanelPlan, whole: ChainTiming, rates: Sequence[_PointTimes]) -> float:
+    """Seconds of the panels ``made``, their tiles as fast as those of whole tensors; 0 where groups differ."""
+    panel, groups = judged_panel(whole.operator, made)
     if len(groups) != len(rates):
         return 0.0
     times = [
@@ -134,7 +133,7 @@ def _least_s(
         for group, rate in zip(groups, rates, strict=True)
     ]
     stages = [_panel_stage(group, panel, own) for group, own in zip(groups, times, strict=True)]
-    return whole.clock.fused_s(stages, panels_of(panel, groups))
+    return whole.clock.fused_s(stages, panels_of(panel, groups, panel_bytes(whole.operator, made)))
 
 
 def _with_tiles(operator: OperatorBody) -> list[TileGroup | RowGroup]:
@@ -263,19 +262,20 @@ def _touched(group: TileGroup | RowGroup) -> list[Buffer]:
     return [*_read(group), *stored([group])]
 
 
-def _fused_s(panel: Panel, groups: Sequence[TileGroup | RowGroup], whole: ChainTiming) -> float:
-    """Seconds of all panels like ``panel``, which is computed in ``groups``."""
+def _fused_s(made: PanelPlan, whole: ChainTiming) -> float:
+    """Seconds of the panels ``made``, in the tiles that are constructed for them."""
+    panel, groups = judged_panel(whole.operator, made)
     stages = [panel_ways(group, panel, whole)[0].stage for group in groups]
-    return whole.clock.fused_s(stages, panels_of(panel, groups))
+    return whole.clock.fused_s(stages, panels_of(panel, groups, panel_bytes(whole.operator, made)))
 
 
-def panels_of(panel: Panel, groups: Sequence[TileGroup | RowGroup]) -> Panels:
-    """The panels like ``panel``, which is computed in ``groups``."""
+def panels_of(panel: Panel, groups: Sequence[TileGroup | RowGroup], needed_bytes: float) -> Panels:
+    """The panels like ``panel``, which is computed in ``groups`` and keeps ``needed_bytes``."""
     own = [*(view.buffer for view in panel.views), *(c.target for c in panel.operator.computations)]
     weights = {buffer for group in groups for buffer in _read(group) if not is_in(buffer, own)}
     return Panels(
         weights_bytes=sum(tensor_bytes(buffer) for buffer in weights),
-        panel_bytes=panel_bytes(panel, groups),
+        panel_bytes=needed_bytes,
         count=prod(panel.counts),
     )
 

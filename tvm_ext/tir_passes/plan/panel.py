@@ -122,7 +122,7 @@ def obstacles(operator: OperatorBody) -> dict[int, str | None]:
 def _obstacle(operator: OperatorBody, axis: int) -> str | None:
     """Why the result cannot be divided along ``axis``; None where it can."""
     try:
-        _parts(operator, {axis: 1})
+        panel_parts(operator, {axis: 1})
     except IllegalRewrite as refusal:
         return refusal.problem
     return None
@@ -130,7 +130,7 @@ def _obstacle(operator: OperatorBody, axis: int) -> str | None:
 
 def divide(operator: OperatorBody, sizes: Mapping[int, int]) -> Panel:
     """The panel of ``sizes`` along axes of the result; raises IllegalRewrite where a reduction would be repeated."""
-    parts = _parts(operator, sizes)
+    parts = panel_parts(operator, sizes)
     result = _result_of(operator)
     bases = tuple(Var(f"{result.spatial[axis].name.removeprefix('v_')}_base", INDEX_DTYPE) for axis in sizes)
     builder = _Builder(operator, parts)
@@ -192,8 +192,25 @@ def check_strides(computation: Computation, views: Sequence[PanelView], axes: Se
 
 
 # --- which part of what a panel needs -------------------------------------------------------------------------------
-def _parts(operator: OperatorBody, sizes: Mapping[int, int]) -> dict[Buffer, tuple[Part, ...]]:
-    """The part of each computation's tensor that a panel needs."""
+def outside_parts(
+    operator: OperatorBody, parts: Mapping[Buffer, tuple[Part, ...]]
+) -> set[tuple[Buffer, tuple[Part, ...]]]:
+    """What a panel that needs ``parts`` reads of parameters, unless every panel reads the same, and what it writes."""
+    result = _result_of(operator).target
+    found = {(result, parts[result])}
+    for computation in operator.computations:
+        if _moves(parts[computation.target]):
+            for load in (load for load in computation.loads() if load.source not in parts):
+                read = tuple(part for part, _ in _read_part(load, computation, parts[computation.target]))
+                found |= {(load.source, read)} if _moves(read) else set()
+    return found
+
+
+def panel_parts(operator: OperatorBody, sizes: Mapping[int, int]) -> dict[Buffer, tuple[Part, ...]]:
+    """The part of each computation's tensor that a panel of ``sizes`` along axes of the result needs.
+
+    Raises IllegalRewrite where a reduction would be repeated or a panel would reach beyond a tensor.
+    """
     result = _result_of(operator)
     own = list(_whole(result.target, len(sizes)))
     for position, (axis, size) in enumerate(sizes.items()):

@@ -8,9 +8,8 @@ from functools import lru_cache
 from math import prod
 
 from tvm_ext._tvm import Buffer
-from tvm_ext.analysis.computation_exprs import tensor_bytes
-from tvm_ext.analysis.computations import Computation, OperatorBody
-from tvm_ext.analysis.predicates import is_in
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.computations import Computation, OperatorBody, dtype_of
 from tvm_ext.cost.persistent import PANEL_SHARE
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
@@ -18,7 +17,7 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.persistent import PanelPlan
 from tvm_ext.support.arithmetic import ceil_div
 
-from .panel import Panel, divide, obstacles, panel_axes
+from .panel import Panel, divide, obstacles, outside_parts, panel_axes, panel_parts
 from .plan_kernels import RowGroup, TileGroup, plan
 
 FILLS = (1 / 16, 1 / 4, 1.0)
@@ -34,18 +33,17 @@ def panel_plans(operator: OperatorBody, device: DeviceSpec, fills: Sequence[floa
     Outer axes come first: panels are of one image until whole images fit. None where `check_smallest` raises.
     """
     plans = _by_size(operator, device.unit_count)
-
-    def needed(made: PanelPlan) -> float:
-        return panel_bytes(*judged_panel(operator, made))
-
-    ends = [bisect_right(plans, fill * _capacity(device), key=needed) for fill in fills]
+    ends = [
+        bisect_right(plans, fill * _capacity(device), key=lambda made: panel_bytes(operator, made)) for fill in fills
+    ]
     return list(dict.fromkeys(plans[end - 1] for end in ends if end > 0))
 
 
 def check_smallest(operator: OperatorBody, device: DeviceSpec) -> None:
     """Raise IllegalRewrite where the result cannot be divided, or not even the smallest panel stays in L2."""
     smallest = _by_size(operator, device.unit_count)[0]
-    needed, capacity = panel_bytes(*judged_panel(operator, smallest)), _capacity(device)
+    divide(operator, smallest.by_axis)
+    needed, capacity = panel_bytes(operator, smallest), _capacity(device)
     if needed <= capacity:
         return
     size = f"the smallest panel takes {needed:.0f} bytes, of which {capacity:.0f} may stay in L2"
@@ -103,11 +101,21 @@ def _rounds() -> Iterator[int]:
         power *= 2
 
 
-def panel_bytes(panel: Panel, groups: Sequence[TileGroup | RowGroup]) -> float:
+@lru_cache(maxsize=32)
+def panel_bytes(operator: OperatorBody, made: PanelPlan) -> float:
     """Bytes of all values that a panel reads, keeps and writes; what it reads whole (weights) is none of them."""
-    views = [view.buffer for view in panel.views]
-    inner = [buffer for buffer in stored(groups) if not is_in(buffer, views)]
-    return sum(tensor_bytes(buffer) for buffer in (*views, *inner))
+    parts = panel_parts(operator, made.by_axis)
+    kept = [(buffer, parts[buffer]) for buffer in _kept(operator) if any(part.moves for part in parts[buffer])]
+    return sum(
+        itemsize_bytes(dtype_of(buffer)) * prod(part.extent for part in own)
+        for buffer, own in (*outside_parts(operator, parts), *kept)
+    )
+
+
+@lru_cache(maxsize=1)
+def _kept(operator: OperatorBody) -> list[Buffer]:
+    """The tensors between groups."""
+    return [buffer for buffer in stored(plan(operator)) if not operator.is_output(buffer)]
 
 
 def stored(groups: Sequence[TileGroup | RowGroup]) -> list[Buffer]:
