@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,15 @@ from tvm_ext.support.shared_constants import ConstantStore, sharing
 
 from .io_binding import IOBinding
 from .partition import Piece, partition, whole
-from .pieces import CompiledPiece, CompiledVariant, PieceReport, RuntimePiece, SessionReport, onnx_runtime
+from .pieces import (
+    BUILD_ERRORS,
+    CompiledPiece,
+    CompiledVariant,
+    PieceReport,
+    RuntimePiece,
+    SessionReport,
+    onnx_runtime,
+)
 
 PROVIDER = "TvmExtExecutionProvider"
 TARGETS = {PROVIDER: "llvm", "CPUExecutionProvider": "llvm", "CUDAExecutionProvider": "cuda"}
@@ -154,12 +162,31 @@ class InferenceSession:
         constants = {tensor.name for tensor in model.graph.initializer}
         self._inputs = [_node_arg(value) for value in model.graph.input if value.name not in constants]
         self._outputs = [_node_arg(value) for value in model.graph.output]
-        self._pieces = [self._runner(piece) for piece in self._partition(model)]
         shapes = {argument.name: self._static_shape(argument) for argument in self._inputs}
         known = {name: shape for name, shape in shapes.items() if shape is not None}
-        first = self._pieces[0]
-        if len(known) == len(shapes) and len(self._pieces) == 1 and isinstance(first, CompiledPiece):
-            first.prepare(known)
+        pieces = self._partition(model)
+        if len(known) == len(shapes):
+            self._pieces = self._prepared(model, pieces, known)
+        else:
+            self._pieces = [self._runner(piece) for piece in pieces]
+
+    def _prepared(
+        self, model: onnx.ModelProto, pieces: list[Piece], shapes: Mapping[str, Sequence[int]]
+    ) -> list[CompiledPiece | RuntimePiece]:
+        """What runs a model of known ``shapes``: all of it compiled where that can be, with its control flow."""
+        reason = ""
+        if any(piece.refused for piece in pieces):
+            compiled = self._compiled(whole(model), may_fall_back=lambda: False)
+            try:
+                compiled.prepare(shapes)
+            except BUILD_ERRORS as error:
+                reason = error.problem
+            else:
+                return [compiled]
+        made = [self._runner(piece, reason) for piece in pieces]
+        if len(made) == 1 and isinstance(made[0], CompiledPiece):
+            made[0].prepare(shapes)
+        return made
 
     def _partition(self, model: onnx.ModelProto) -> list[Piece]:
         try:
@@ -174,16 +201,19 @@ class InferenceSession:
             return [whole(model)]  # control flow, which is compiled for the shapes that come
         return pieces
 
-    def _runner(self, piece: Piece) -> CompiledPiece | RuntimePiece:
-        threads = int(self._options.intra_op_num_threads)
-        if piece.refused:
-            return RuntimePiece(piece, f"cannot be compiled: {', '.join(piece.refused)}", threads)
+    def _runner(self, piece: Piece, reason: str = "") -> CompiledPiece | RuntimePiece:
+        if not piece.refused:
+            return self._compiled(piece, may_fall_back=lambda: self._falls_back)
+        refused = f"cannot be compiled: {reason or ', '.join(piece.refused)}"
+        return RuntimePiece(piece, refused, int(self._options.intra_op_num_threads))
+
+    def _compiled(self, piece: Piece, may_fall_back: Callable[[], bool]) -> CompiledPiece:
         return CompiledPiece(
             piece,
             self._build,
             lambda size, shapes: ModelAt.of(size, *relay.frontend.from_onnx(piece.model, shape=shapes)),
-            may_fall_back=lambda: self._falls_back,
-            threads=threads,
+            may_fall_back=may_fall_back,
+            threads=int(self._options.intra_op_num_threads),
         )
 
     def _build(self, model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Library:

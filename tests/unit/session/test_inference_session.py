@@ -41,10 +41,11 @@ def _model(
     return model
 
 
-def _loop() -> onnx.ModelProto:
-    """A layer, a Loop that reads the layer's result from outside, and a layer behind it."""
+def _loop(rows: int | str = "batch", *, grows: bool = False) -> onnx.ModelProto:
+    """A layer, a Loop that reads the layer's result from outside, or adds its rows, and a layer behind it."""
+    step = helper.make_node("Concat", ["v", "y"], ["more"], axis=0) if grows else None
     body = helper.make_graph(
-        [helper.make_node("Add", ["v", "y"], ["more"]), helper.make_node("Identity", ["go"], ["on"])],
+        [step or helper.make_node("Add", ["v", "y"], ["more"]), helper.make_node("Identity", ["go"], ["on"])],
         "body",
         [
             helper.make_tensor_value_info("i", TensorProto.INT64, []),
@@ -59,11 +60,11 @@ def _loop() -> onnx.ModelProto:
     nodes = [
         *LAYER,
         helper.make_node("Loop", ["count", "true", "y"], ["z"], body=body),
-        helper.make_node("Mul", ["z", "y"], ["product"]),
+        helper.make_node("Mul", ["z", "z"], ["product"]),
         helper.make_node("ReduceSum", ["product"], ["total"], keepdims=0),
     ]
     constants = [numpy_helper.from_array(np.array(3), "count"), numpy_helper.from_array(np.array(True), "true")]
-    return _model(nodes, outputs={"total": TensorProto.FLOAT, "y": TensorProto.FLOAT}, constants=constants)
+    return _model(nodes, (rows, 8), {"total": TensorProto.FLOAT, "y": TensorProto.FLOAT}, constants)
 
 
 def _choice() -> onnx.ModelProto:
@@ -155,6 +156,19 @@ def test_what_is_refused_runs_beside_it(make: Any, engines: str) -> None:
     assert "".join(piece.engine[0] for piece in session.report.pieces) == engines
     assert session.get_providers() == ["TvmExtExecutionProvider", "CPUExecutionProvider"]
     assert "cannot be compiled: " in str(session.report)
+
+
+def test_control_flow_of_known_shapes_is_compiled() -> None:
+    session = InferenceSession(_loop(3))
+    assert session.get_providers() == ["TvmExtExecutionProvider"]
+    _compare(session, _loop(3), _x(3))
+
+
+def test_control_flow_that_changes_shapes_runs_beside_it_and_says_why() -> None:
+    session = InferenceSession(_loop(3, grows=True))
+    _compare(session, _loop(3, grows=True), _x(3))
+    assert "".join(piece.engine[0] for piece in session.report.pieces) == "tot"
+    assert "3x4 before a step, float32 of 6x4 after it" in session.report.pieces[1].reason
 
 
 def test_without_onnx_runtime_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
