@@ -88,7 +88,13 @@ OPERATORS: dict[str, Callable[[], onnx.ModelProto]] = {
     "conv_strided": lambda: _convolution(128, 128, 56, 3, stride=2),
     "depthwise": lambda: _convolution(96, 96, 56, 3, groups=96),
     "dense_gelu": lambda: _dense_gelu(128, 384, 1536),
+    "held_out_matmul": lambda: _matmul((49, 768), (768, 384)),
+    "held_out_batch_matmul": lambda: _matmul((8, 256, 64), (8, 64, 256)),
+    "held_out_conv_1x1": lambda: _convolution(144, 256, 24, 1),
+    "held_out_conv_5x5": lambda: _convolution(192, 384, 24, 5, stride=2),
+    "held_out_depthwise": lambda: _convolution(672, 672, 40, 5, stride=2, groups=672),
 }
+"""Those named ``held_out`` were drawn by lot after construction was finished."""
 
 
 # --- tuning -------------------------------------------------------------------------------------------------------

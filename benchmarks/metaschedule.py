@@ -1,6 +1,6 @@
 """Constructed kernels, without a trial, beside the best of MetaSchedule's trials: how fast, and how soon.
 
-    python benchmarks/metaschedule.py                              # eight operators, 64 trials each: about 20 minutes
+    python benchmarks/metaschedule.py                              # 13 operators, 64 trials each: about half an hour
     python benchmarks/metaschedule.py conv_3x3 depthwise --trials 8
 
 Writes ``benchmarks/results/<date>-metaschedule.json`` after each operator; without names, those that the file lacks are
