@@ -72,6 +72,7 @@ from tvm_ext.relay_passes.trim_taps import TrimTaps
 from tvm_ext.relay_passes.trust_arguments import TrustArguments
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels
+from tvm_ext.tir_passes.flush_denormals import flushing_passes
 from tvm_ext.tir_passes.guard_workspaces import GuardWorkspaces
 from tvm_ext.tir_passes.merge_rtasks import MergeRTasks
 from tvm_ext.tir_passes.pipelining.route import wishes_of
@@ -173,13 +174,12 @@ def own_time_us(
 
 def operator_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
     """From operators to one PrimFunc per fused operator."""
-    # Stock TVM's, but for what it would take for real numbers, and what has kernels of its own on CPUs.
-    legalized = [legalize_operators()]
+    # Legalised by stock TVM, but for what it would take for real numbers, and what has kernels of its own on CPUs.
     # Other sorts, scans and sampling have no tensor expression: stock TVM's own kernels.
     ways = (
-        [LegalizeSelections(), *legalized, *cpu_library_dispatch_passes(target)]
+        [LegalizeSelections(), legalize_operators(), *cpu_library_dispatch_passes(target)]
         if is_cpu(target)
-        else [*gpu_library_dispatch_passes(target), *legalized]
+        else [*gpu_library_dispatch_passes(target), legalize_operators()]
     )
     return [
         *ways,
@@ -233,6 +233,7 @@ def kernel_passes(
 
     Kernels that ``cache`` has are sealed: only `code_generation.Compiler` makes a library of them.
     """
+    flushing = flushing_passes(device, options)
     if device.kind != "cpu":
         # One kernel at a time is emitted, pipelined and shown to the compiler: what that refuses is tried without
         # pipelines, then in other tiles. The pipelines are those of `AutoPipeline` and `InjectPipelines`.
@@ -241,8 +242,9 @@ def kernel_passes(
         known = {"tiles": tuned.configurations, "failed": tuned.failed, "wishes": wishes_of(options)}
         return [ConstructKernels(device, options, alternatives=several, accept=accept, **known)]  # type: ignore[arg-type] # each is its own
     if options.enable_roller is False:
-        return [GuardWorkspaces()] if options.guard_memory else []
+        return [*flushing, *([GuardWorkspaces()] if options.guard_memory else [])]
     return [
+        *flushing,
         # Construction may repack what is constant at every call, so it has to know before it chooses.
         AnnotateConstants(),
         # The kernel cache's keys hold it, and a kernel that looks at its arguments is another one.
@@ -381,9 +383,7 @@ def plan_build(
         device = chosen_device(options.device, device)
     device = as_compiled(device, code or resolved)
     if options.guard_memory and device.kind != "cpu":
-        raise OptionError(
-            f"option 'guard_memory' is for CPUs, and {device.name} is none.", "build for 'llvm', or leave it out"
-        )
+        raise OptionError(f"option 'guard_memory' is for CPUs, and {device.name} is none.", "build for 'llvm'")
     options = with_schedules_settled(device, options)
     if device.kind == "opencl":
         enable_opencl_math()

@@ -85,6 +85,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   RegisterBoolOrAuto("tvm_ext.enable_rammer");
   Register<String>("tvm_ext.bounds", "str");
   Register<String>("tvm_ext.rammer_policy", "str");
+  Register<bool>("tvm_ext.flush_denormals", "bool");
   Register<bool>("tvm_ext.guard_memory", "bool");
 }
 

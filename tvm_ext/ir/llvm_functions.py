@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from tvm_ext._tvm import Expr, Stmt, StringImm, call_pure_extern, ir, structural_walk, tirx
+from tvm_ext._tvm import Expr, Stmt, StringImm, Var, call_pure_extern, ir, structural_walk, tirx
 from tvm_ext.devices.dot_instructions import BFDOT, VDPBF16PS
 
 PREFIX = "tvm_ext_llvm_"
@@ -26,6 +26,15 @@ def keep_rolled() -> Stmt:
     follows. Measured on Zen 5, 512 bytes an iteration: 210 GB/s, twice unrolled 190, four times 135.
     """
     return tirx.Evaluate(tirx.call_extern("int32", f"{PREFIX}rolled_1"))
+
+
+def failed(arguments: Var) -> Expr:
+    """A call that returns from a lowered function with the error that was raised; ``arguments`` are the function's own.
+
+    Stock TVM has no statement for it, but returns so from a call that fails.
+    """
+    name, none = StringImm(f"{PREFIX}failed_1"), tirx.const(0, "int32")
+    return tirx.call_intrin("int32", "tirx.tvm_call_cpacked_lowered", name, arguments, none, none)
 
 
 def with_texts(body: Stmt) -> Stmt:
@@ -67,6 +76,40 @@ _TEXTS = {
 define i32 @NAME() alwaysinline {
   call void asm sideeffect "", ""()
   ret i32 0
+}""",
+    "failed": """
+define i32 @NAME(ptr %self, ptr %arguments, i32 %count, ptr %result) alwaysinline {
+  ret i32 -1
+}""",
+    # The register that says how floats are computed becomes (itself & kept) | set; the value is what it was before.
+    "float_mode_x86": """
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+define i32 @NAME(i32 %kept, i32 %set) alwaysinline {
+  %place = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %place)
+  %before = load i32, ptr %place
+  %part = and i32 %before, %kept
+  %after = or i32 %part, %set
+  store i32 %after, ptr %place
+  call void asm sideeffect "", "~{memory}"()
+  call void @llvm.x86.sse.ldmxcsr(ptr %place)
+  call void asm sideeffect "", "~{memory}"()
+  ret i32 %before
+}""",
+    "float_mode_arm": """
+declare i64 @llvm.aarch64.get.fpcr()
+declare void @llvm.aarch64.set.fpcr(i64)
+define i32 @NAME(i32 %kept, i32 %set) alwaysinline {
+  %whole = call i64 @llvm.aarch64.get.fpcr()
+  %before = trunc i64 %whole to i32
+  %part = and i32 %before, %kept
+  %after = or i32 %part, %set
+  %wide = zext i32 %after to i64
+  call void asm sideeffect "", "~{memory}"()
+  call void @llvm.aarch64.set.fpcr(i64 %wide)
+  call void asm sideeffect "", "~{memory}"()
+  ret i32 %before
 }""",
     VDPBF16PS: _DOT.replace("INTRINSIC", "llvm.x86.avx512bf16.dpbf16ps.BITS"),
     BFDOT: _DOT.replace("INTRINSIC", "llvm.aarch64.neon.bfdot.v4f32.v8bf16"),

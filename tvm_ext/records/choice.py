@@ -23,6 +23,9 @@ CONSTANT_PARAMS = "tvm_ext.constant_params"
 TRUSTED_ARGUMENTS = "tvm_ext.trusted_arguments"
 """PrimFunc attribute: the function is called with tensors of its graph alone, so that it need not look at them."""
 
+FLUSHES_DENORMALS = "tvm_ext.flushes_denormals"
+"""PrimFunc attribute: the function computes in the processor's mode in which subnormal numbers are 0."""
+
 
 Path = Literal["rtile", "rows", "fallback", "stock", "check", "legacy"]
 """How an operator's kernel was made: in tiles of an rProgram, row by row, by the stated fallback, or by stock TVM.

@@ -35,6 +35,7 @@ from .pieces import (
     SessionReport,
     onnx_runtime,
 )
+from .session_options import SessionOptions, flushes
 
 PROVIDER = "TvmExtExecutionProvider"
 TARGETS = {PROVIDER: "llvm", "CPUExecutionProvider": "llvm", "CUDAExecutionProvider": "cuda"}
@@ -81,23 +82,6 @@ class ModelMetadata:
     graph_description: str = ""
     version: int = 0
     custom_metadata_map: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class SessionOptions:
-    """Those of ONNX Runtime's options that have a meaning here; its own `SessionOptions` serve as well.
-
-    ``intra_op_num_threads``: cores that kernels are divided among; 0 for all that the process may use.
-    ``build``: every other option of a build.
-    """
-
-    intra_op_num_threads: int = 0
-    build: BuildOptions | None = None
-    free_dimension_overrides: dict[str, int] = field(default_factory=dict)
-
-    def add_free_dimension_override_by_name(self, dim_name: str, dim_value: int) -> None:
-        """Give the open dimension ``dim_name`` a value, so that the model is compiled when the session is made."""
-        self.free_dimension_overrides[dim_name] = dim_value
 
 
 class InferenceSession:
@@ -204,8 +188,12 @@ class InferenceSession:
     def _runner(self, piece: Piece, reason: str = "") -> CompiledPiece | RuntimePiece:
         if not piece.refused:
             return self._compiled(piece, may_fall_back=lambda: self._falls_back)
-        refused = f"cannot be compiled: {reason or ', '.join(piece.refused)}"
-        return RuntimePiece(piece, refused, int(self._options.intra_op_num_threads))
+        return self._in_runtime(piece, f"cannot be compiled: {reason or ', '.join(piece.refused)}")
+
+    def _in_runtime(self, piece: Piece, reason: str) -> RuntimePiece:
+        return RuntimePiece(
+            piece, reason, threads=int(self._options.intra_op_num_threads), flushes=flushes(self._options)
+        )
 
     def _compiled(self, piece: Piece, may_fall_back: Callable[[], bool]) -> CompiledPiece:
         return CompiledPiece(
@@ -213,7 +201,7 @@ class InferenceSession:
             self._build,
             lambda size, shapes: ModelAt.of(size, *relay.frontend.from_onnx(piece.model, shape=shapes)),
             may_fall_back=may_fall_back,
-            threads=int(self._options.intra_op_num_threads),
+            in_runtime=self._in_runtime,
         )
 
     def _build(self, model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Library:
@@ -221,6 +209,7 @@ class InferenceSession:
         options = getattr(self._options, "build", None) or BuildOptions.current()
         threads = int(self._options.intra_op_num_threads)
         options = options.updated(num_threads=threads) if threads else options
+        options = options.updated(flush_denormals=True) if flushes(self._options) else options
         with sharing(self._constants):
             return relay.build(mod, self._target, params=params, options=options)
 

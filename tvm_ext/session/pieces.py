@@ -28,6 +28,9 @@ from .partition import Piece
 MOST_VARIANTS = 16
 """Combinations of shapes that a piece is compiled for. Others run in ONNX Runtime, or replace the oldest in use."""
 
+DENORMAL_AS_ZERO = "session.set_denormal_as_zero"
+"""ONNX Runtime's configuration entry that means `BuildOptions.flush_denormals`."""
+
 BUILD_ERRORS = (ModelError, InputError, IllegalRewrite, CompileError)
 """What compiling a piece may raise for the model's sake."""
 
@@ -109,11 +112,17 @@ class CompiledPiece:
     """
 
     def __init__(
-        self, piece: Piece, build: Build, model_of: ModelOf, *, may_fall_back: Callable[[], bool], threads: int
+        self,
+        piece: Piece,
+        build: Build,
+        model_of: ModelOf,
+        *,
+        may_fall_back: Callable[[], bool],
+        in_runtime: Callable[[Piece, str], RuntimePiece],
     ) -> None:
         self.piece = piece
         self._divisions = Divisions(piece, model_of)
-        self._build, self._may_fall_back, self._threads = build, may_fall_back, threads
+        self._build, self._may_fall_back, self._in_runtime = build, may_fall_back, in_runtime
         self._variants: collections.OrderedDict[InputSizes, CompiledVariant] = collections.OrderedDict()
         self._lock = threading.Lock()
         self._runtime: RuntimePiece | None = None
@@ -184,7 +193,7 @@ class CompiledPiece:
                 return self._runtime
             if self._built >= MOST_VARIANTS and self._may_fall_back() and onnx_runtime() is not None:
                 warnings.warn(f"ONNX Runtime runs shapes beyond the first {MOST_VARIANTS}", UserWarning, stacklevel=5)
-                self._runtime = RuntimePiece(self.piece, f"more than {MOST_VARIANTS} shapes", self._threads)
+                self._runtime = self._in_runtime(self.piece, f"more than {MOST_VARIANTS} shapes")
                 return self._runtime
             try:
                 sizes = dict(zip(self.piece.inputs, shapes, strict=True))
@@ -193,7 +202,7 @@ class CompiledPiece:
                 if not self._may_fall_back() or onnx_runtime() is None:
                     raise
                 warnings.warn(f"ONNX Runtime runs what cannot be compiled: {error.problem}", UserWarning, stacklevel=4)
-                self._runtime = RuntimePiece(self.piece, error.problem, self._threads)
+                self._runtime = self._in_runtime(self.piece, error.problem)
                 return self._runtime
             self._variants[shapes] = variant
             self._built += 1
@@ -207,7 +216,7 @@ class RuntimePiece:
 
     uses_onnx_runtime = True
 
-    def __init__(self, piece: Piece, reason: str, threads: int) -> None:
+    def __init__(self, piece: Piece, reason: str, *, threads: int, flushes: bool = False) -> None:
         self.piece, self._reason = piece, reason
         runtime = onnx_runtime()
         if runtime is None:
@@ -218,6 +227,7 @@ class RuntimePiece:
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry(DENORMAL_AS_ZERO, str(int(flushes)))
         self._session = runtime.InferenceSession(
             piece.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )

@@ -23,9 +23,10 @@ from tvm_ext.errors import ModelError, OptionError, UnsupportedEnvironmentError,
 from tvm_ext.options import BuildOptions
 from tvm_ext.support.tensors import array_over, tensor_of
 
-from .inference_session import PROVIDER, InferenceSession, SessionOptions
+from .inference_session import PROVIDER, InferenceSession
 from .partition import claimable
 from .pieces import onnx_runtime
+from .session_options import SessionOptions
 
 _REFUSED = "tvm_ext.refused"
 """The domain that nodes with subgraphs get, of which the import has no operator."""

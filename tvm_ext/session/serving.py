@@ -22,7 +22,8 @@ from mlserver.utils import get_model_uri
 from tvm_ext.errors import TvmExtError
 from tvm_ext.support.arrays import Array
 
-from .inference_session import InferenceSession, NodeArg, SessionOptions
+from .inference_session import InferenceSession, NodeArg
+from .session_options import SessionOptions
 
 FILES = ("model.so", "model.onnx")
 """What is looked for where ``parameters.uri`` is a folder, in this order."""

@@ -46,7 +46,7 @@ from tvm_ext.analysis.computations import dtype_of, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import STACK_BYTES, sequence
-from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.choice import CHOICE, FLUSHES_DENORMALS, KernelChoice
 from tvm_ext.records.rtask_split import RKERNEL, RTaskSplit, RTaskStep
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.kernel_cache import SEALED
@@ -154,6 +154,7 @@ class _SteppedBody:
 
     def __init__(self, func: PrimFunc) -> None:
         self.params = list(func.params)
+        self.kept = {name: True for name in (FLUSHES_DENORMALS,) if func.attrs and name in func.attrs}
         self.spaces: list[AllocBuffer] = []
         self.preamble: list[Stmt] = []  # names and views, which every step that uses them gets
         self.steps: list[_KernelStep] = []
@@ -252,7 +253,7 @@ class _SteppedBody:
         body = sequence(*_needed(self.preamble, body), body)
         declared = [DeclBuffer(view, data=pointer) for view, pointer in zip(views, pointers, strict=True)]
         body = sequence(*declared, substitute(body, list(zip(buffers, views, strict=True))))
-        attrs = {"tirx.noalias": True, "s_tir": True, ALREADY_SCHEDULED: True, RKERNEL: True}
+        attrs = {"tirx.noalias": True, "s_tir": True, ALREADY_SCHEDULED: True, RKERNEL: True, **self.kept}
         return PrimFunc([*pointers, begin, end], body).with_attrs(attrs)
 
 

@@ -11,6 +11,7 @@ from tvm_ext._tvm import Call, Expr, IRModule, PassContext, call_pure_extern, mo
 from tvm_ext.analysis.launches import is_merged, lower_merged
 from tvm_ext.options import BuildOptions
 from tvm_ext.tir_passes.drop_argument_checks import DropArgumentChecks
+from tvm_ext.tir_passes.flush_denormals import FlushDenormals
 from tvm_ext.tir_passes.guard_indices import GuardIndices
 from tvm_ext.tir_passes.keep_on_stack import KeepOnStack
 from tvm_ext.tir_passes.lower_bfloat16 import ConvertBfloat16, LinkFunctions
@@ -44,7 +45,10 @@ def tir_pipeline() -> Any:
 def cpu_pipeline() -> Any:
     """The registered TIR pipeline ``"tvm_ext.cpu"``: stock TVM's, with tiles' sums on the stack; a triple as above."""
     stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
-    before, behind = [GuardIndices(), ConvertBfloat16()], [KeepOnStack(), DropArgumentChecks(), LinkFunctions()]
+    before, behind = (
+        [GuardIndices(), ConvertBfloat16()],
+        [KeepOnStack(), DropArgumentChecks(), LinkFunctions(), FlushDenormals()],
+    )
     passes = [*before, _sharing_soundly(stock), *behind]
     return tvm.transform.Sequential(passes, name="tvm_ext.cpu"), finalize_host, finalize_device
 
@@ -75,7 +79,10 @@ def rkernel_pipeline() -> Any:
     Merged kernels have passed through most of it before they were merged.
     """
     stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
-    before, behind = [GuardIndices(), ConvertBfloat16()], [KeepOnStack(), NameDevice(), LinkFunctions()]
+    before, behind = (
+        [GuardIndices(), ConvertBfloat16()],
+        [KeepOnStack(), NameDevice(), LinkFunctions(), FlushDenormals()],
+    )
     passes = tvm.transform.Sequential([*before, stock, *behind], name="tvm_ext.rkernels")
 
     def run(mod: IRModule, _context: tvm.transform.PassContext) -> IRModule:

@@ -326,3 +326,28 @@ def test_unknown_providers_are_refused() -> None:
     with pytest.raises(OptionError, match="'NpuExecutionProvider'"):
         InferenceSession(_model(LAYER), providers=["NpuExecutionProvider"])
     assert InferenceSession(_model(LAYER), providers=[("CPUExecutionProvider", {})]).get_inputs()[0].name == "x"
+
+
+@pytest.mark.parametrize("kind", [SessionOptions, onnxruntime.SessionOptions], ids=["ours", "ONNX Runtime's"])
+def test_set_denormal_as_zero_is_an_option_of_the_build(kind: Any) -> None:
+    """The activations, 1e-30 times 1e-12, are subnormal numbers."""
+    tiny = numpy_helper.from_array(np.full((8, 4), 1e-12, "float32"), "tiny")
+    model = _model([helper.make_node("MatMul", ["x", "tiny"], ["y"])], (2, 8), constants=[tiny])
+    results = {}
+    for value in ("0", "1"):
+        options = kind()
+        options.add_session_config_entry("session.set_denormal_as_zero", value)
+        (results[value],) = InferenceSession(model, options).run(None, {"x": np.full((2, 8), 1e-30, "float32")})
+    assert results["0"].all()
+    assert not results["1"].any()
+
+
+def test_what_runs_in_onnx_runtime_takes_subnormal_numbers_for_0_too() -> None:
+    options = SessionOptions()
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    assert options.get_session_config_entry("session.set_denormal_as_zero") == "1"
+    session = InferenceSession(_loop(), options)
+    runtime = [piece for piece in session._pieces if isinstance(piece, pieces.RuntimePiece)]
+    entries = [piece._session.get_session_options() for piece in runtime]
+    assert [entry.get_session_config_entry("session.set_denormal_as_zero") for entry in entries] == ["1"] * len(runtime)
+    assert runtime

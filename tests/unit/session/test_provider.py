@@ -238,3 +238,21 @@ def test_options_are_those_of_a_build() -> None:
     assert (options.layout, options.num_threads, options.enable_roller) == ("auto", 2, False)
     with pytest.raises(OptionError):
         build_options({"num_threads": "many"})
+
+
+def test_set_denormal_as_zero_is_an_option_of_the_build() -> None:
+    """The activations, 1e-30 times 1e-12, are subnormal numbers."""
+    tiny = numpy_helper.from_array(np.full((8, 4), 1e-12, "float32"), "tiny")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "tiny"], ["y"])], "tiny", [_value("x", [2, 8])], [_value("y", [2, 4])], [tiny]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    results = {}
+    for value in ("0", "1"):
+        options = _options()
+        options.add_session_config_entry("session.set_denormal_as_zero", value)
+        session = onnxruntime.InferenceSession(model, options)
+        assert _assigned(session) == {"MatMul": "TvmExtExecutionProvider"}
+        (results[value],) = session.run(None, {"x": np.full((2, 8), 1e-30, "float32")})
+    assert results["0"].all()
+    assert not results["1"].any()

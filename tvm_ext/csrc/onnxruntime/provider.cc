@@ -21,6 +21,7 @@ namespace {
 namespace ffi = tvm::ffi;
 
 constexpr char kName[] = "TvmExtExecutionProvider";
+constexpr char kDenormalAsZero[] = "session.set_denormal_as_zero";  // ONNX Runtime's name of our flush_denormals
 constexpr char kOptionPrefix[] = "ep.tvmextexecutionprovider.";  // as ONNX Runtime writes it before our options
 constexpr char kContext[] = "com.microsoft.EPContext";
 
@@ -173,6 +174,7 @@ class Factory : public EpFactory {
     for (size_t i = 0; i < count; ++i) {
       const std::string key = keys[i];
       if (key.rfind(kOptionPrefix, 0) == 0) options.Set(key.substr(sizeof(kOptionPrefix) - 1), values[i]);
+      if (key == kDenormalAsZero) options.Set("flush_denormals", std::string(values[i]) == "1" ? "True" : "False");
       writes_context = writes_context || (key == "ep.context_enable" && std::string(values[i]) == "1");
     }
     api.Call(kReleasePairs, pairs);
