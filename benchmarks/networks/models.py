@@ -31,6 +31,7 @@ _OWN: dict[str, Callable[[int, int, int], onnx.ModelProto]] = {
     "deepspeech2": lambda batch, sequence, seed: recurrent.build_deepspeech2(batch=batch, seed=seed),
     "lstm_tc": lambda batch, sequence, seed: recurrent.build_lstm_tc(batch=batch, seed=seed),
     "seq2seq_nmt": lambda batch, sequence, seed: recurrent.build_seq2seq(batch=batch, seed=seed),
+    "seq2seq_artifact": lambda batch, sequence, seed: recurrent.build_seq2seq(batch=batch, seed=seed, words=None),
     "vgg16": lambda batch, sequence, seed: vision.build_vgg16(batch=batch, seed=seed),
     "resnet18": lambda batch, sequence, seed: vision.build_resnet18(batch=batch, seed=seed),
     "repvgg_a0": lambda batch, sequence, seed: repvgg.build_repvgg("a0", batch=batch, seed=seed),

@@ -7,7 +7,7 @@ each network.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -27,6 +27,7 @@ class Stack:
 LSTM_TC = Stack(steps=100, layers=10, hidden=256)
 LSTM_TC_CLASSES = 10
 SEQ2SEQ_ENCODER, SEQ2SEQ_DECODER = Stack(steps=100, layers=8, hidden=128), Stack(steps=30, layers=4, hidden=128)
+SEQ2SEQ_WORDS = 128
 SPEECH_FRAMES, SPEECH_BINS, SPEECH_FILTERS, SPEECH_CHARACTERS = 300, 161, 32, 29
 SPEECH_STACK = Stack(steps=150, layers=7, hidden=256)
 
@@ -47,22 +48,50 @@ def build_lstm_tc(*, batch: int, seed: int, stack: Stack = LSTM_TC) -> onnx.Mode
 
 
 def build_seq2seq(
-    *, batch: int, seed: int, encoder: Stack = SEQ2SEQ_ENCODER, decoder: Stack = SEQ2SEQ_DECODER
+    *,
+    batch: int,
+    seed: int,
+    encoder: Stack = SEQ2SEQ_ENCODER,
+    decoder: Stack = SEQ2SEQ_DECODER,
+    words: int | None = SEQ2SEQ_WORDS,
 ) -> onnx.ModelProto:
-    """Encoder and decoder: ``source`` [100, batch, 128] and ``target`` [30, batch, 128] to ``y`` [batch, 30, 128].
+    """Encoder and greedy decoder: ``source`` [100, batch, 128] to ``scores`` [batch, 30, words] of words.
 
-    The decoder reads a target that is given, as in training and in scoring, and its layers start in the states that
-    the last layers of the encoder ended in. No attention, no vocabulary: the paper names neither.
+    The word of the largest score at one step is looked up and is the next step's input; the first is word 0. Layers of
+    the decoder start in the states that the last layers of the encoder ended in. ``words=None`` is the decoder of the
+    paper's published artifact: the output of a step is the input of the next, the encoder's the first; ``scores`` are
+    [batch, 30, 128] then. No attention, and 128 words: the paper names neither.
     """
     graph = GraphWriter("seq2seq_nmt")
     source = graph.input("source", (encoder.steps, batch, encoder.hidden))
-    target = graph.input("target", (decoder.steps, batch, decoder.hidden))
     _, hidden, cells = lstm_stack(graph, seed, "encoder", source, encoder.hidden, encoder)
-    states = list(zip(hidden, cells, strict=True))[-decoder.layers :]
-    value, _, _ = lstm_stack(graph, seed, "decoder", target, decoder.hidden, decoder, states)
-    graph.op("Transpose", value, perm=[1, 0, 2], name="y")
-    graph.output("y", (batch, decoder.steps, decoder.hidden))
+    scores = _decoded(graph, seed, list(zip(hidden, cells, strict=True)), decoder, batch, words)
+    joined = graph.op("Concat", *scores, axis=0) if len(scores) > 1 else scores[0]
+    graph.op("Transpose", joined, perm=[1, 0, 2], name="scores")
+    graph.output("scores", (batch, decoder.steps, words or decoder.hidden))
     return graph.model({"weights": f"random, seed {seed}"})
+
+
+def _decoded(
+    graph: GraphWriter, seed: int, encoded: Sequence[tuple[str, str]], decoder: Stack, batch: int, words: int | None
+) -> list[str]:
+    """By step, [1, batch, words] scores, or outputs where there are no words, behind the encoder's last states."""
+    states, value = encoded[-decoder.layers :], encoded[-1][0]
+    one = replace(decoder, steps=1)
+    scores: list[str] = []
+    for step in range(decoder.steps):
+        if words is not None:
+            table = graph.constant("table", he_normal(seed, "table", (words, decoder.hidden), fan_in=2))
+            first = graph.constant("first_word", np.zeros((1, batch), np.int64))
+            value = graph.op("Gather", table, graph.op("ArgMax", scores[-1], axis=2, keepdims=0) if scores else first)
+        value, hidden, cells = lstm_stack(graph, seed, "decoder", value, decoder.hidden, one, states, f"_{step}")
+        states = list(zip(hidden, cells, strict=True))
+        if words is not None:
+            weight = he_normal(seed, "words", (decoder.hidden, words), fan_in=decoder.hidden)
+            scores.append(graph.op("MatMul", value, graph.constant("words", weight)))
+        else:
+            scores.append(value)
+    return scores
 
 
 def build_deepspeech2(
@@ -102,8 +131,11 @@ def lstm_stack(
     features: int,
     stack: Stack,
     states: Sequence[tuple[str, str]] = (),
+    nodes: str = "",
 ) -> tuple[str, list[str], list[str]]:
     """LSTM nodes one above the other, the first over ``features``; ``states``: where each begins, if not in zeros.
+
+    ``name`` names the weights, which stacks may share, and with ``nodes`` behind it the nodes.
 
     Returns the last layer's sequence [steps, batch, hidden], and every layer's last hidden and cell states
     [1, batch, hidden].
@@ -113,7 +145,7 @@ def lstm_stack(
         operands = _lstm_weights(graph, seed, f"{name}{layer}", features if layer == 0 else stack.hidden, stack.hidden)
         initial = ("", *states[layer]) if states else ()
         sequence, hidden, cell = graph.ops(
-            "LSTM", value, *operands, *initial, results=3, name=f"{name}{layer}", hidden_size=stack.hidden
+            "LSTM", value, *operands, *initial, results=3, name=f"{name}{layer}{nodes}", hidden_size=stack.hidden
         )
         value = graph.op("Squeeze", sequence, graph.constant("direction", np.array([1])))
         hidden_states.append(hidden)

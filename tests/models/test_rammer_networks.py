@@ -18,14 +18,16 @@ TRIED = 500  # of the random cells
 
 TOLERANCE = 1e-4
 
+SMALL_SEQ2SEQ: dict[str, Any] = {
+    "batch": 2,
+    "seed": 0,
+    "encoder": Stack(steps=5, layers=3, hidden=8),
+    "decoder": Stack(steps=4, layers=2, hidden=8),
+}
 SMALL: dict[str, Callable[[], onnx.ModelProto]] = {
     "lstm_tc": lambda: recurrent.build_lstm_tc(batch=2, seed=0, stack=Stack(steps=6, layers=3, hidden=16)),
-    "seq2seq_nmt": lambda: recurrent.build_seq2seq(
-        batch=1,
-        seed=0,
-        encoder=Stack(steps=5, layers=3, hidden=8),
-        decoder=Stack(steps=3, layers=2, hidden=8),
-    ),
+    "seq2seq_nmt": lambda: recurrent.build_seq2seq(**SMALL_SEQ2SEQ, words=16),
+    "seq2seq_artifact": lambda: recurrent.build_seq2seq(**SMALL_SEQ2SEQ, words=None),
     "deepspeech2": lambda: recurrent.build_deepspeech2(
         batch=1, seed=0, frames=12, stack=Stack(steps=6, layers=2, hidden=8)
     ),

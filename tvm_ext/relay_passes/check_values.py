@@ -60,6 +60,10 @@ ONNX_NAMES = {
 }
 
 
+_KEEPING = frozenset(("relax.reshape", "relax.squeeze", "relax.expand_dims"))
+"""Operators that leave an index as it is."""
+
+
 @module_pass(opt_level=0, name="tvm_ext.CheckValues")
 class CheckValues:
     """Check or bound every index and every integer divisor that is only known at run time.
@@ -128,6 +132,8 @@ class _Checker(CallRewriter):
     def _checked(self, name: str, data: Expr, indices: Expr, extents: Sequence[Expr]) -> Expr:
         """``indices`` inside ``extents``; with several extents the last axis of ``indices`` has one index into each."""
         indices = self._as_given(indices)
+        if self._is_place(indices, extents):
+            return indices
         if not hasattr(indices.ty.shape, "values"):
             return self._wrapped(indices, extents)
         shape, sizes = ([_known(extent) for extent in of] for of in (_sizes(indices), extents))
@@ -157,6 +163,21 @@ class _Checker(CallRewriter):
             given.same_as(call.args[0]) for call in (is_negative, moved)
         )
         return given if reads_it and _is_zero(is_negative.args[1]) else indices
+
+    def _is_place(self, indices: Expr, extents: Sequence[Expr]) -> bool:
+        """Whether ``indices`` are those of extrema along an axis as long as the one that they count along, or shorter.
+
+        Worked example: greedy decoding looks up, among 128 words, the one of the largest of 128 scores.
+        """
+        found = self._bound(indices)
+        while operator_name(found) in _KEEPING:
+            found = self._bound(found.args[0])
+        if len(extents) != 1 or operator_name(found) not in ("relax.argmax", "relax.argmin"):
+            return False
+        axis, shape = found.attrs.axis, static_shape(found.args[0])
+        extent = None if shape is None else prod(shape) if axis is None else shape[int(axis)]
+        size = _known(extents[0])
+        return extent is not None and size is not None and 0 < extent <= size
 
     def _bound(self, value: Expr) -> Expr:
         """What the variable ``value`` is bound to; what is none, or a parameter, itself."""

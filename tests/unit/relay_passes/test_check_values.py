@@ -241,3 +241,17 @@ def test_an_index_of_a_model_counts_from_the_end_once(name: str) -> None:
     np.testing.assert_array_equal(np.unique(run.get_output(0).numpy()), [0, 1, 2])
     with pytest.raises(IndexRangeError, match=rf"{name} on x .*is outside \[-5, 4\]"):
         run.run(x=x, i=np.full(indices, -6))
+
+
+@pytest.mark.parametrize(("extent", "axis", "checks"), [(5, 1, 0), (4, -1, 0), (6, 1, 1), (5, 0, 0), (5, None, 1)])
+def test_the_place_of_an_extremum_is_inside(extent: int, axis: int | None, checks: int) -> None:
+    """Of 2 x 5 scores the largest of a row is among 5 words, and so is the larger of a column; of all 10 it may not."""
+    scores = np.random.default_rng(0).standard_normal((2, extent)).astype("float32")
+    mod = module(
+        lambda x: op.take(first(TABLE), op.squeeze(op.argmax(x, axis=axis, keepdims=True)), axis=0, mode="fast"), scores
+    )
+    made = CheckValues("error")(relax.transform.Normalize()(mod))
+    assert sum(gv.name_hint.startswith("check") for gv in made.get_global_vars()) == checks
+    run = relay.build(mod, "llvm", kernel_cache="off").vm()["main"]
+    if not checks:
+        np.testing.assert_array_equal(run(scores).numpy(), TABLE[scores.argmax(axis=axis)])
