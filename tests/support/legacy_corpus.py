@@ -2,25 +2,29 @@
 
 Each operator gets stock TVM's schedule and is lowered; its CUDA text is converted, launch by launch. Before: the SIMT
 interpreter runs what code generation gets. After: the converted text runs on one vEU, by g++, its threads as fibres.
+Each test has a process of its own: interpreting leaves hundreds of megabytes behind.
 
-    python -m tests.support.legacy_corpus --most 200      # some minutes
+    python -m tests.support.legacy_corpus --most 150      # many minutes
 """
 
 from __future__ import annotations
 
-import argparse
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import onnx
 import tvm
+import typer
 
+from tests.onnx_backend.cases import load_cases, of_each_operator
+from tests.support.case_workers import Trial, run_trials
+from tests.support.commands import Jobs, LimitS, console
 from tests.support.legacy_cuda import run_on_cpu
 from tvm_ext import relay
 from tvm_ext._tvm import PrimFunc, structural_hash
@@ -32,6 +36,8 @@ from tvm_ext.support.arrays import Array
 from tvm_ext.tir_passes.emit.schedule_stock_gpu import schedule_by_stock
 from tvm_ext.verify import simt
 from tvm_ext.verify.verification import random_inputs_of
+
+app = typer.Typer(add_completion=False)
 
 DEVICE = "nvidia-v100"
 MOST_THREADS = 1 << 17
@@ -47,25 +53,53 @@ class Converted:
     reason: str = ""
 
 
-def onnx_operators() -> Iterator[tuple[str, PrimFunc]]:
-    """The distinct operators of ONNX's node tests, as a build for `DEVICE` has them before they are scheduled."""
-    from tests.onnx_backend.cases import load_cases
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeTest:
+    """A test of an ONNX operator; operators whose digests are ``seen`` were converted before."""
 
-    seen: set[int] = set()
-    for name, case in load_cases().items():
-        if not name.startswith("node/"):
-            continue
-        try:
-            mod, params = relay.frontend.from_onnx(case.model)
-            found = relay.operators(mod, DEVICE, params, enable_roller=False, kernel_cache="off")
-        except (TvmExtError, RuntimeError, ValueError, TypeError, KeyError):
-            continue  # no model of this package, or shapes that a test knows by its inputs alone
-        for operator, func in found.items():
-            digest = structural_hash(func.without_attr("global_symbol"))
-            narrow = any("float16" in str(param.ty.dtype) or "float8" in str(param.ty.dtype) for param in func.params)
-            if digest not in seen and not narrow:  # which g++ has no types for
-                seen.add(digest)
-                yield f"{name.removeprefix('node/test_')}:{operator}", func
+    name: str
+    model: bytes
+    seen: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempted:
+    """What became of a test's operators that were not seen before, and their digests."""
+
+    operators: tuple[Converted, ...]
+    digests: frozenset[str] = frozenset()
+
+
+def attempt(test: NodeTest) -> Attempted:
+    """The operators of ``test``, as a build for `DEVICE` has them before they are scheduled, converted and run."""
+    try:
+        mod, params = relay.frontend.from_onnx(onnx.load_from_string(test.model))
+        found = relay.operators(mod, DEVICE, params, enable_roller=False, kernel_cache="off")
+    except (TvmExtError, RuntimeError, ValueError, TypeError, KeyError):
+        return Attempted(operators=())  # no model of this package, or shapes that a test knows by its inputs alone
+    new: dict[str, tuple[str, PrimFunc]] = {}
+    for operator, func in found.items():
+        narrow = any("float16" in str(param.ty.dtype) or "float8" in str(param.ty.dtype) for param in func.params)
+        if not narrow:  # which g++ has no types for
+            digest = f"{structural_hash(func.without_attr('global_symbol')):x}"
+            new.setdefault(digest, (f"{test.name}:{operator}", func))
+    results = []
+    for digest in new.keys() - test.seen:
+        with tempfile.TemporaryDirectory() as folder:
+            results.append(converted(*new[digest], Path(folder)))
+    return Attempted(operators=tuple(results), digests=frozenset(new))
+
+
+def _failure(test: NodeTest, outcome: str, problem: str, _seconds: float) -> Attempted:
+    return Attempted(operators=(Converted(operator=test.name, launches=0, reason=f"{outcome}: {problem}"),))
+
+
+def node_tests(seen: set[str]) -> Iterator[NodeTest]:
+    """ONNX's node tests, first those of an operator that none before has; ``seen`` grows meanwhile."""
+    cases = {name: case for name, case in load_cases().items() if name.startswith("node/")}
+    for name in dict.fromkeys((*of_each_operator(cases), *cases)):
+        model = cases[name].model.SerializeToString()
+        yield NodeTest(name=name.removeprefix("node/test_"), model=model, seen=frozenset(seen))
 
 
 def converted(name: str, func: PrimFunc, folder: Path) -> Converted:
@@ -132,27 +166,35 @@ def _same(before: Array, after: Array) -> bool:
     return np.allclose(before.reshape(-1), after.reshape(-1), rtol=2e-5, atol=2e-6, equal_nan=True)
 
 
-def main() -> int:
-    """Convert until ``--most`` kernels are right; the exit status is 1 where one computes something else."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--most", type=int, default=200, help="device functions to convert, then stop")
-    wanted = parser.parse_args().most
+WRONG = ("other values", "its threads got stuck", "crashed")
+"""How reasons begin that are no refusal."""
+
+
+@app.command()
+def main(
+    most: Annotated[int, typer.Option(min=1, help="Kernels to convert, then stop.")] = 150,
+    jobs: Jobs = 1,
+    limit_s: LimitS = 900.0,
+) -> None:
+    """Convert until so many kernels are right; exits with 1 where one computes something else."""
     reasons: Counter[str] = Counter()
-    kernels = operators = wrong = 0
-    for name, func in onnx_operators():
-        with tempfile.TemporaryDirectory() as folder:
-            found = converted(name, func, Path(folder))
-        if not found.reason:
-            operators, kernels = operators + 1, kernels + found.launches
-        else:
-            reasons[found.reason] += 1
-            wrong += found.reason in ("other values", "its threads got stuck")
-            print(f"{name}: {found.reason}", flush=True)
-        if kernels >= wanted:
+    kernels = operators = 0
+    seen: set[str] = set()
+    trial = Trial(attempt=attempt, failure=_failure, alone=True)
+    for found in run_trials(node_tests(seen), trial, jobs=jobs, limit_s=limit_s):
+        seen |= found.digests
+        for item in found.operators:
+            if item.reason:
+                reasons[item.reason] += 1
+                console.print(f"{item.operator}: {item.reason}", markup=False)
+            else:
+                operators, kernels = operators + 1, kernels + item.launches
+                console.print(f"{item.operator}: {item.launches} equal, {kernels} kernels so far", markup=False)
+        if kernels >= most:
             break
-    print(f"{kernels} kernels of {operators} operators converted, equal before and after; not: {dict(reasons)}")
-    return int(wrong > 0)
+    console.print(f"{kernels} kernels of {operators} operators converted, equal before and after; not: {dict(reasons)}")
+    raise typer.Exit(int(any(reason.startswith(WRONG) for reason in reasons)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    app()
