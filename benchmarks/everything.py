@@ -52,7 +52,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     ),
     "counted": (
         "rammer_simulated.py",
-        "rammer_simulated.py --cells 500",
+        "rammer_cells.py --irregular 100",
         "construct.py --device nvidia-v100",
         f"gpu/ablation.py --plot {DOCS / 'gpu-ablation.png'}",
         "gpu/sweep.py",

@@ -2,14 +2,12 @@
 
     python benchmarks/rammer_simulated.py --device nvidia-v100 --device nvidia-a100 --device nvidia-h200
     python benchmarks/rammer_simulated.py lstm_tc --picture /tmp
-    python benchmarks/rammer_simulated.py --cells 1000 --device nvidia-v100
     python benchmarks/rammer_simulated.py lstm_tc resnext29 --batch 4 --batch 16
 
 Kernels are those that a build constructs, their times and needs what the models and emitters say (`_rtask_graphs.py`);
 schedules are run by `cost/schedule_simulator.py`. No GPU is needed, and nothing is measured. Prints, beside the paper's
-Figures 11, 14 and 16, times, utilisation and overheads; what it gains to select kernels (Figure 17). Of random cells
-(§5.2.5) it says how much Rammer gains over launches, how many are irregular, and what fine barriers gain over global
-ones on these. --picture draws the schedules.
+Figures 11, 14 and 16, times, utilisation and overheads; what it gains to select kernels (Figure 17). --picture draws
+the schedules. Random cells (§5.2.5) are `rammer_cells.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +15,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import statistics
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -43,19 +40,15 @@ from tvm_ext.relay_passes.recurrent.overlap_layers import overlapped
 from tvm_ext.relay_passes.region_records import chosen_kernels
 from tvm_ext.relay_passes.wavefronts.policies import schedule
 from tvm_ext.relay_passes.wavefronts.schedule_check import check_schedule
-from tvm_ext.relay_passes.wavefronts.wavefront_policy import waves
 
 DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")
-SHOWN = ("launches", "wavefront", "list")
+SHOWN = ("launches", "wavefront", "list", "segments")
 BASELINES = ("round-robin", "zig-zag", "shared-queue")
 CONSTRUCTED, SEVERAL, SELECTED = "constructed", "several", "selected"
 """Kernels of an operator: the one that is constructed first; another one too; of these the one that "list" selects."""
 OVERLAPPED = "overlapped"
 """Recurrent layers whose input products are of few steps (`overlap_layers`), so that layers run beside each other."""
 GLOBAL = "list, global barriers"
-IRREGULAR = 2.0
-"""A cell is irregular where a wave's longest operator has so many times the work of its shortest. The paper says no
-more than "heterogeneous operators in a wave"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,27 +76,6 @@ class Simulated:
     kernels: str = CONSTRUCTED
     others: int = 0
     chunk: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CellGains:
-    """What schedules gain on ``cells`` random cells (§5.2.5): geometric means and most, over launches and barriers.
-
-    ``selected`` is the list policy with several kernels over the same with one.
-    """
-
-    device: str
-    cells: int
-    irregular: int
-    over_launches: float
-    most_over_launches: float
-    wavefront_over_launches: float
-    several_over_launches: float
-    selected: float
-    fine_over_global: float
-    most_fine_over_global: float
-    irregular_fine_over_global: float
-    most_irregular_fine_over_global: float
 
 
 Run = tuple[Simulated, RTaskSchedule, RTaskGraph]
@@ -187,7 +159,7 @@ def on_cpu(name: str, region: RegionRecord, device: DeviceSpec) -> Iterator[Simu
 
 def _same_again(done: Sequence[Run]) -> Iterator[Run]:
     """What a graph without choices comes to by several kernels."""
-    kernels = {"launches": SELECTED, "wavefront": SEVERAL, "list": SEVERAL}
+    kernels = {"launches": SELECTED, **dict.fromkeys(SHOWN[1:], SEVERAL)}
     for found, made, graph in done:
         if found.policy in kernels:
             yield dataclasses.replace(found, kernels=kernels[found.policy]), made, graph
@@ -200,17 +172,19 @@ def _overhead_s(made: RTaskSchedule, times: ScheduleTimes) -> float:
 def model_table(device: str, results: Sequence[Simulated]) -> Table:
     """One line a model: times, and utilisation and overheads of launches and of the better of our schedules."""
     table = Table(title=f"{device}, batch {results[0].batch}, simulated", show_lines=False)
-    for heading in ("model", "operators", "launches ms", "wavefront ms", "list ms", "gain", "utilisation", "overhead"):
+    for heading in ("model", "operators", "launches ms", "wavefront ms", "list ms", "segments ms", "gain"):
         table.add_column(heading)
-    table.add_column("layers overlapped ms (steps)")
+    for heading in ("utilisation", "overhead", "layers overlapped ms (steps)"):
+        table.add_column(heading)
     is_paper_s = device == "nvidia-v100" and results[0].batch == 1
     table.add_column("Rammer's paper ms" if is_paper_s else "")
     for name in dict.fromkeys(item.model for item in results):
-        base, waves, ours = (_of(results, device, name, policy) for policy in SHOWN)
+        shown = [_of(results, device, name, policy) for policy in SHOWN]
+        base, ours = shown[0], min(shown[1:], key=lambda item: item.makespan_ms)
         table.add_row(
             name,
             str(base.operators),
-            *(f"{item.makespan_ms:.3f}" for item in (base, waves, ours)),
+            *(f"{item.makespan_ms:.3f}" for item in shown),
             f"{base.makespan_ms / ours.makespan_ms:.2f}",
             f"{100 * base.utilisation:.0f} -> {100 * ours.utilisation:.0f} %",
             f"{100 * base.overhead_share:.0f} -> {100 * ours.overhead_share:.1f} %",
@@ -231,19 +205,19 @@ def kernel_table(results: Sequence[Simulated]) -> Table:
     table = Table(title="kernels selected (paper, Figure 17), simulated")
     for heading in ("device", "model", "batch", "launches", "launches, selected", "wavefront", "wavefront, several"):
         table.add_column(heading)
-    for heading in ("list", "list, several", "gain", "operators by others"):
+    for heading in ("list", "list, several", "segments", "segments, several", "gain", "operators by others"):
         table.add_column(heading)
     for device, name in dict.fromkeys((item.device, item.model) for item in results):
-        base, base_selected, waves, waves_several, ours, several = (
+        shown = [
             _of(results, device, name, policy, kernels)
             for policy, kernels in (
                 *(("launches", CONSTRUCTED), ("launches", SELECTED)),
                 *((policy, kernels) for policy in SHOWN[1:] for kernels in (CONSTRUCTED, SEVERAL)),
             )
-        )
-        shown = (base, base_selected, waves, waves_several, ours, several)
+        ]
+        ours, several = shown[-2:]
         table.add_row(
-            *(device, name, str(base.batch)),
+            *(device, name, str(ours.batch)),
             *(f"{item.makespan_ms:.3f}" for item in shown),
             f"{ours.makespan_ms / several.makespan_ms:.2f}",
             f"{several.others} of {several.operators}",
@@ -269,91 +243,24 @@ def _of(results: Sequence[Simulated], device: str, model: str, policy: str, kern
     return next(item for item in results if (item.device, item.model, item.policy, item.kernels) == key)
 
 
-def is_irregular(graph: RTaskGraph) -> bool:
-    """Whether a wave of Algorithm 1 has operators of which one has `IRREGULAR` times the work of another."""
-    for wave in waves(graph):
-        times = [graph.operators[index].kernels[0].work_s for index in wave]
-        if max(times) >= IRREGULAR * min(times):
-            return True
-    return False
-
-
-def cell_gains(results: Sequence[Simulated], irregular: Collection[str]) -> Iterator[CellGains]:
-    """By device, of the cells' ``results``; ``irregular`` names such cells."""
-    times = {(item.device, item.model, item.policy, item.kernels): item.makespan_ms for item in results}
-    for device in dict.fromkeys(item.device for item in results):
-        names = list(dict.fromkeys(item.model for item in results if item.device == device))
-
-        def ratios(base: tuple[str, str], ours: tuple[str, str], of: Sequence[str], on: str = device) -> list[float]:
-            return [times[(on, name, *base)] / times[(on, name, *ours)] for name in of] or [math.nan]
-
-        launches, ours = ("launches", CONSTRUCTED), ("list", CONSTRUCTED)
-        rough = [name for name in names if name in irregular]
-        gains, fine = ratios(launches, ours, names), ratios((GLOBAL, CONSTRUCTED), ours, names)
-        on_rough = ratios((GLOBAL, CONSTRUCTED), ours, rough)
-        mean = statistics.geometric_mean
-        yield CellGains(
-            device=device,
-            cells=len(names),
-            irregular=len(rough),
-            over_launches=mean(gains),
-            most_over_launches=max(gains),
-            wavefront_over_launches=mean(ratios(launches, ("wavefront", CONSTRUCTED), names)),
-            several_over_launches=mean(ratios(launches, ("list", SEVERAL), names)),
-            selected=mean(ratios(ours, ("list", SEVERAL), names)),
-            fine_over_global=mean(fine),
-            most_fine_over_global=max(fine),
-            irregular_fine_over_global=mean(on_rough),
-            most_irregular_fine_over_global=max(on_rough),
-        )
-
-
-def cell_table(gains: Sequence[CellGains]) -> Table:
-    """By device, geometric means and most, beside the paper's."""
-    table = Table(title="random cells, batch 1, simulated")
-    for heading in ("device", "cells", "over launches", "irregular", "fine over global, all", "on irregular ones"):
-        table.add_column(heading)
-    for item in gains:
-        table.add_row(
-            *(item.device, str(item.cells), f"{item.over_launches:.2f} ({item.most_over_launches:.2f})"),
-            f"{100 * item.irregular / item.cells:.1f} %",
-            f"{item.fine_over_global:.3f} ({item.most_fine_over_global:.2f})",
-            f"{item.irregular_fine_over_global:.3f} ({item.most_irregular_fine_over_global:.2f})",
-        )
-    table.add_row("paper, V100", "5000", "1.28 (3.40)", "28.3 %", "", "1.11 (1.89)")
-    return table
-
-
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Models; all six where none is named.")] = None,
     device: Annotated[list[str], typer.Option(help="Rows of the device tables.")] = list(DEVICES),  # noqa: B006
-    cells: Annotated[int, typer.Option(help="Random cells instead of models.")] = 0,
     output: Annotated[Path | None, typer.Option(help="The JSON file.")] = None,
     batch: Annotated[list[int], typer.Option(help="Of the models.")] = [1],  # noqa: B006
     picture: Annotated[Path | None, typer.Option(help="A folder for pictures of the schedules.")] = None,
 ) -> None:
     """Simulate, print, and write JSON."""
     environment = current_environment()
-    what = "rammer-simulated-cells" if cells else "rammer-simulated"
-    path = result_path(what, environment, output)
-    chosen = [f"nasbench_{index}" for index in range(cells)] or names or list(models.RAMMER)
+    path = result_path("rammer-simulated", environment, output)
     results: list[Simulated] = []
-    irregular: dict[str, bool] = {}
     with progress() as step:
-        for name, size in itertools.product(chosen, batch):
+        for name, size in itertools.product(names or models.RAMMER, batch):
             mod = relay.bind_params(*relay.frontend.from_onnx(models.build_model(name, batch=size)))
             for row in map(device_db.lookup, device):
                 step(f"{name} of batch {size} on {row.name}")
-                for found, graph in _runs(name, mod, row, is_cell=bool(cells), picture=picture):
-                    results.append(dataclasses.replace(found, batch=size))
-                    irregular[name] = bool(cells) and graph is not None and is_irregular(graph)
-                if not cells:
-                    write_results(path, what, environment, results)
-    if cells:
-        gains = list(cell_gains(results, {name for name, found in irregular.items() if found}))
-        write_results(path, what, environment, gains)
-        show(cell_table(gains))
-        return
+                results += (dataclasses.replace(found, batch=size) for found in _runs(name, mod, row, picture))
+                write_results(path, "rammer-simulated", environment, results)
     for row_name, size in dict.fromkeys((item.device, item.batch) for item in results):
         own = [item for item in results if (item.device, item.batch) == (row_name, size)]
         if device_db.lookup(row_name).kind == "cpu":
@@ -363,22 +270,18 @@ def main(
             show(kernel_table(own))
 
 
-def _runs(
-    name: str, mod: IRModule, row: DeviceSpec, *, is_cell: bool, picture: Path | None
-) -> Iterator[tuple[Simulated, RTaskGraph | None]]:
-    """All that is simulated of a model on a device, with a GPU's graph; pictures go to the folder ``picture``."""
+def _runs(name: str, mod: IRModule, row: DeviceSpec, picture: Path | None) -> Iterator[Simulated]:
+    """All that is simulated of a model on a device; pictures go to the folder ``picture``."""
     if row.kind == "cpu":
-        yield from ((found, None) for found in on_cpu(name, scheduled_on_cpu(mod, row.name), row))
+        yield from on_cpu(name, scheduled_on_cpu(mod, row.name), row)
         return
-    graph = graph_of(mod, row.name)
-    for found, made, own in by_kernels(name, graph, row, (*SHOWN, *([GLOBAL] if is_cell else BASELINES))):
+    for found, made, own in by_kernels(name, graph_of(mod, row.name), row, (*SHOWN, *BASELINES)):
         if picture is not None:
-            label = f"{name}-{row.name}-{found.policy.partition(',')[0]}-{found.kernels}"
+            label = f"{name}-{row.name}-{found.policy}-{found.kernels}"
             text = gantt_file(made, own, simulate(made, own).entries)
             (picture / f"{label}.svg").write_text(text, encoding="utf-8")
-        yield found, graph
-    if not is_cell:
-        yield from ((found, graph) for found in _overlapped(name, mod, row))
+        yield found
+    yield from _overlapped(name, mod, row)
 
 
 def _overlapped(name: str, mod: IRModule, row: DeviceSpec) -> Iterator[Simulated]:

@@ -23,9 +23,14 @@ V100 = device_db.lookup("nvidia-v100")
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    for name in ("rammer_simulated", "_rtask_graphs"):
+    for name in ("rammer_simulated", "rammer_cells", "_rtask_graphs"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return importlib.import_module("rammer_simulated")
+
+
+@pytest.fixture
+def cells(script: ModuleType) -> ModuleType:
+    return importlib.import_module("rammer_cells")
 
 
 def test_a_build_s_kernels_are_operators_in_their_order(script: ModuleType) -> None:
@@ -64,15 +69,10 @@ def test_branches_gain_over_launches(script: ModuleType) -> None:
 
 
 def test_tables_name_what_was_simulated(script: ModuleType) -> None:
-    results = [script.simulated("alexnet", _branches(), V100, policy)[0] for policy in (*script.SHOWN, script.GLOBAL)]
+    results = [script.simulated("alexnet", _branches(), V100, policy)[0] for policy in script.SHOWN]
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(script.model_table(V100.name, results))
-    again = [replace(item, policy="list", kernels=script.SEVERAL) for item in results if item.policy == "list"]
-    (gains,) = script.cell_gains([*results, *again], {"alexnet"})
-    console.print(script.cell_table([gains]))
     text = console.export_text()
-    assert gains.irregular == gains.cells == 1 and gains.over_launches > 2 and gains.selected == 1
-    assert gains.irregular_fine_over_global == gains.fine_over_global >= 1 and "100.0 %" in text
     assert "0.96" in text  # the paper's time
     assert f"{results[0].makespan_ms / results[2].makespan_ms:.2f}" in text
 
@@ -81,9 +81,34 @@ def test_the_paper_s_times_belong_to_models(script: ModuleType) -> None:
     assert set(script.paper_ms()) == set(models.RAMMER)
 
 
-def test_a_cell_is_irregular_by_the_work_of_a_wave(script: ModuleType) -> None:
-    """Four equal branches are not; where one of them has three times the rTasks, they are."""
+def _with_a_large_branch() -> RTaskGraph:
     graph = _branches()
     large = RKernel(name="large", task_count=60, task_s=4e-6, threads=128, registers=64)
-    other = replace(graph, operators=(replace(graph.operators[0], kernels=(large,)), *graph.operators[1:]))
-    assert not script.is_irregular(graph) and script.is_irregular(other)
+    return replace(graph, operators=(replace(graph.operators[0], kernels=(large,)), *graph.operators[1:]))
+
+
+def test_a_cell_is_irregular_by_the_work_of_a_wave(cells: ModuleType) -> None:
+    """Four equal branches are not; where one of them has three times the rTasks, they are."""
+    assert not cells.is_irregular(_branches()) and cells.is_irregular(_with_a_large_branch())
+
+
+def test_irregular_cells_are_found_and_compared(
+    cells: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of cells whose graphs are in a folder, every third irregular: the fifth is cell 14, in the second block of 9."""
+    monkeypatch.setattr(cells, "BLOCK", 9)
+    monkeypatch.setattr(cells, "run_trials", lambda cases, trial, **_: map(trial.attempt, cases))
+    for index in range(18):
+        graph = _with_a_large_branch() if index % 3 == 2 else _branches()
+        (tmp_path / f"nasbench_{index}@{V100.name}.json").write_text(graph.to_json(), encoding="utf-8")
+    first, found = cells.first_irregular(V100.name, 5, str(tmp_path), jobs=1)
+    assert [cell.index for cell in first] == list(range(9))
+    assert [cell.index for cell in found if cell.times_us] == [2, 5, 8, 11, 14] and len(found) == 15
+    results = {item.ratio: item for item in cells.gains(V100.name, found)}
+    assert results["list over launches"].mean > 2 and results["several kernels over one"].mean == pytest.approx(1)
+    fine = results["barriers between rTasks over global ones"]
+    assert (fine.cells, fine.irregular) == (15, 5) and min(fine.percentiles) >= 1
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(cells.gain_table(list(results.values())))
+    text = console.export_text()
+    assert "5 irregular of 15 cells (33.3 %; paper 28.3 %)" in text and "1.11 (1.89)" in text

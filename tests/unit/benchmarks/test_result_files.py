@@ -42,6 +42,7 @@ BESIDE = {
     "metaschedule_model.py": "MetaSchedule's records, in a folder of their own",
     "tuning_measured.py": "which kernels a folder of compiled ones has, beside them",
     "rammer_simulated.py": "pictures of the schedules, where a folder is named for them",
+    "rammer_cells.py": "graphs of cells, where a folder is named to keep them",
     "trace_model/learner.py": "what it has learnt, where MetaSchedule asks for it",
     "threads_beside.py": "the limits of a control group that it makes and removes",
 }
@@ -136,6 +137,7 @@ MAINS: dict[str, dict[str, Any]] = {
     "metaschedule_model.py": {}, "model_quality.py": {}, "models.py": {}, "operators.py": {}, "rows.py": {},
     "packed_products.py": {}, "gpu/ablation.py": {},
     "attention.py": {}, "persistent.py": {}, "rammer.py": {}, "rammer_runtime.py": {}, "rammer_simulated.py": {},
+    "rammer_cells.py": {},
     "winograd.py": {}, "drawn.py": {}, "exported.py": {}, "memory.py": {}, "open_shapes.py": {},
     "gpu/chains.py": {}, "gpu/heuristics.py": {}, "gpu/interpret.py": {}, "gpu/templates.py": {},
     "gpu/models.py": {}, "gpu/pipelining.py": {}, "gpu/pipelining_model.py": {}, "gpu/sweep.py": {"compile": False},

@@ -13,12 +13,13 @@ from tvm import relax
 from tests.support.small_modules import module_of
 from tvm_ext import relay
 from tvm_ext._tvm import IRModule
+from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.errors import OptionError
-from tvm_ext.records.rtasks import RTaskGraph, RTaskProgram, need_of
+from tvm_ext.records.rtasks import Need, RKernel, ROperator, RTaskGraph, RTaskProgram, VDevice, need_of
 from tvm_ext.relay_passes.wavefronts import policies
 from tvm_ext.relay_passes.wavefronts.earliest_finish import append_earliest
 from tvm_ext.relay_passes.wavefronts.kernel_choice import KernelChoices, MakeDevice
-from tvm_ext.relay_passes.wavefronts.policies import Policy
+from tvm_ext.relay_passes.wavefronts.policies import Policy, schedule
 from tvm_ext.relay_passes.wavefronts.program_plan import ProgramPlan
 
 SETTINGS: dict[str, Any] = {"kernel_cache": "off", "enable_rammer": True, "num_threads": 2}
@@ -97,3 +98,27 @@ def test_policies_have_names(registered: Callable[[str, Policy], None]) -> None:
         relay.build(_branches(), "llvm", rammer_policy="wavefronts", **SETTINGS)
     with pytest.raises(OptionError, match="no scheduling policy"):
         relay.build(_branches(), "llvm", rammer_policy="nothing", enable_rammer=False)
+
+
+def test_segments_have_as_many_veus_as_suit_them() -> None:
+    """Ten operators in a row of two rTasks a unit: two vEUs a unit, though there is room for eight and one needs them.
+
+    Before them and behind them one of eight rTasks a unit, 1 us by itself and 2 us beside the others.
+    """
+    pair = RKernel(name="pair", task_count=8, task_s=4 * 1e-6, residents=2, alone_s=4 * 1e-6)
+    crowd = RKernel(name="crowd", task_count=32, task_s=2 * 1e-6, residents=8, alone_s=1e-6)
+    kernels = (crowd, *(pair,) * 10, crowd)
+    operators = tuple(
+        ROperator(name=f"o{place}", kernels=(kernel,), predecessors=(place - 1,) if place else ())
+        for place, kernel in enumerate(kernels)
+    )
+    graph = RTaskGraph(operators=operators)
+
+    def make(need: Need) -> VDevice:
+        return VDevice(name="gpu", unit_count=4, veus_per_unit=8, launch_s=2 * 1e-6, barrier_s=0.7 * 1e-6)
+
+    found = {name: schedule(graph, make, name) for name in ("list", "segments")}
+    times = {name: simulate(made, graph).makespan_s for name, made in found.items()}
+    assert [program.device.veus_per_unit for program in found["segments"].programs] == [8, 2, 8]
+    assert times["segments"] == pytest.approx((4 + 2 + 10 * 4 + 9 * 0.7 + 4) * 1e-6)
+    assert times["list"] > 1.1 * times["segments"]

@@ -41,12 +41,17 @@ def schedule_list(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]:
 
     It is never slower than if each operator had its fastest kernel alone: that is tried as well.
     """
+    return [plan.program() for plan in list_plans(graph, make)]
+
+
+def list_plans(graph: RTaskGraph, make: MakeDevice) -> list[ProgramPlan]:
+    """What `schedule_list` makes its programs of, for policies that start from it."""
     choices = KernelChoices(graph, make)
     tried: set[Chosen] = set()
     found = [_scheduled(graph, choices, tried)]
     if choices.has_several:
         found.append(_scheduled(graph, KernelChoices(graph, make, fastest_alone=True), tried))
-    return [plan.program() for plan in _quickest(found)]
+    return quickest(found)
 
 
 def schedule_several(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]:
@@ -59,14 +64,14 @@ def _scheduled(graph: RTaskGraph, choices: KernelChoices, tried: set[Chosen]) ->
     waves = quickest_waves(graph, choices)
     parts: list[ProgramPlan] = []
     for plan in waves:
-        parts += _quickest([[plan], *_plans(graph, choices, plan.device, plan.chosen())])
+        parts += quickest([[plan], *plans_of(graph, choices, plan.device, plan.chosen())])
     selections = [selection for selection in _selections(graph, choices, waves) if selection not in tried]
     tried.update(selections)
     whole = [plans for chosen in selections for plans in _whole(graph, choices, chosen)]
-    return _quickest([parts, *whole])
+    return quickest([parts, *whole])
 
 
-def _quickest(found: Iterable[list[ProgramPlan]]) -> list[ProgramPlan]:
+def quickest(found: Iterable[list[ProgramPlan]]) -> list[ProgramPlan]:
     """Of rPrograms one after another."""
     return min(found, key=lambda plans: sum(plan.time_s for plan in plans))
 
@@ -87,10 +92,10 @@ def _selections(graph: RTaskGraph, choices: KernelChoices, waves: Sequence[Progr
 
 def _whole(graph: RTaskGraph, choices: KernelChoices, chosen: Chosen) -> list[list[ProgramPlan]]:
     need = need_of(choices.kernel(*pair) for pair in chosen)
-    return list(_plans(graph, choices, choices.device(need), chosen)) if choices.fits(need) else []
+    return list(plans_of(graph, choices, choices.device(need), chosen)) if choices.fits(need) else []
 
 
-def _plans(graph: RTaskGraph, choices: KernelChoices, device: VDevice, chosen: Chosen) -> Iterator[list[ProgramPlan]]:
+def plans_of(graph: RTaskGraph, choices: KernelChoices, device: VDevice, chosen: Chosen) -> Iterator[list[ProgramPlan]]:
     """``chosen`` as one rProgram in several ways, and launched one by one where that leaves a unit more vEUs for some.
 
     A unit may run fewer vEUs than it has room for: each rTask then has more of it, and fewer wait for each other.

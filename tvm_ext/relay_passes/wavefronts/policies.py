@@ -13,6 +13,7 @@ from tvm_ext.records.rtasks import RTaskGraph, RTaskProgram, RTaskSchedule
 from .kernel_choice import MakeDevice
 from .list_policy import schedule_list, schedule_several
 from .schedule_check import check_schedule
+from .segment_policy import schedule_segments
 from .simple_policies import schedule_launches, schedule_round_robin, schedule_shared_queue, schedule_zigzag
 from .wavefront_policy import schedule_waves
 
@@ -21,6 +22,7 @@ Policy = Callable[[RTaskGraph, MakeDevice], list[RTaskProgram]]
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
         "list": schedule_list,
+        "segments": schedule_segments,
         "wavefront": schedule_waves,
         "round-robin": schedule_round_robin,
         "zig-zag": schedule_zigzag,

@@ -44,7 +44,7 @@ def plan_waves(graph: RTaskGraph, choices: KernelChoices) -> list[ProgramPlan]:
     """The rPrograms of Algorithm 1, which other policies start from."""
     plans: list[ProgramPlan] = []
     current: ProgramPlan | None = None
-    for wave in _separable(waves(graph), choices):
+    for wave in separable(waves(graph), choices):
         alone = _schedule_wave(graph, choices, None, wave)
         assert alone is not None
         apart_s = alone.time_s + (0.0 if current is None else current.time_s)
@@ -85,7 +85,7 @@ def _append(plan: ProgramPlan, wave: Iterable[tuple[int, int]]) -> None:
         append_earliest(plan, *pair)
 
 
-def _separable(found: list[list[int]], choices: KernelChoices) -> list[list[int]]:
+def separable(found: list[list[int]], choices: KernelChoices) -> list[list[int]]:
     """Waves whose fastest kernels fit a unit together; of another, each operator becomes a wave of its own."""
     parts = []
     for wave in found:
