@@ -1,9 +1,9 @@
 """Products by weights of four bits (MatMulNBits): this plugin beside ONNX Runtime and its own float32, interleaved.
 
     python benchmarks/packed_products.py
-    python benchmarks/packed_products.py --rows 1 --rows 32 --rounds 20
+    python benchmarks/packed_products.py --rows 1 --rows 32 --rounds 20 --level 4
 
-ONNX Runtime runs each twice: in floats, as this plugin does, and with `accuracy_level=4`, which rounds the left operand
+Both run each in floats, and with `accuracy_level=4`, which rounds the left operand
 to 8 bits. Writes ``benchmarks/results/<date>-packed-products.json``.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,14 +23,14 @@ from _common import current_environment, result_path, show, write_results
 from onnx import TensorProto, helper, numpy_helper
 
 from tvm_ext.bench.compare import BenchResult, bench, result_table
-from tvm_ext.bench.contenders import ONNX_RUNTIME, Contender, prepare_onnx_runtime, prepare_ours
+from tvm_ext.bench.contenders import ONNX_RUNTIME, Contender, prepare_ours
 from tvm_ext.bench.environment import Placement
 from tvm_ext.support.arrays import Array
 
 SIZES = ((4096, 4096), (2048, 5632), (4096, 11008))
 """Depth and columns: layers of language models of 7 and 1 billion weights."""
 
-FLOATS, ROUNDED = "our float32", "onnxruntime, accuracy level 4"
+FLOATS = "our float32"
 
 
 def packed(rows: int, depth: int, columns: int, block: int, level: int) -> onnx.ModelProto:
@@ -59,15 +60,13 @@ def _ours(model: onnx.ModelProto, inputs: Mapping[str, Array], _threads: int, _p
     return replace(prepare_ours(model, inputs, None, "llvm", None), name=FLOATS)
 
 
-def _rounded(model: onnx.ModelProto, inputs: Mapping[str, Array], threads: int, place: Placement | None) -> Contender:
-    return replace(prepare_onnx_runtime(model, inputs, threads, place), name=ROUNDED)
-
-
 def main(
     rows: Annotated[
         list[int] | None, typer.Option(min=1, help="Rows of the left operand; 1, 4, 8, 32 and 128.")
     ] = None,
-    block: Annotated[int, typer.Option(help="Weights that share a scale.")] = 32,
+    block: Annotated[list[int] | None, typer.Option(help="Weights that share a scale; 32.")] = None,
+    level: Annotated[list[int] | None, typer.Option(help="Accuracy levels; 0 and 4.")] = None,
+    columns: Annotated[list[int] | None, typer.Option(help="Only sizes of so many columns.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each contender gets.")] = 10,
     output: Annotated[Path | None, typer.Option(help="Where to write the JSON.")] = None,
 ) -> None:
@@ -76,20 +75,14 @@ def main(
     path = result_path("packed-products", environment, output)
     results: list[BenchResult] = []
     records: list[dict[str, Any]] = []
-    for count in rows or [1, 4, 8, 32, 128]:
-        for depth, columns in SIZES:
-            others = [
-                partial(_ours, floats(count, depth, columns)),
-                partial(_rounded, packed(count, depth, columns, block, 4)),
-            ]
-            model = packed(count, depth, columns, block, 0)
-            result = bench(model, peers=[ONNX_RUNTIME], others=others, rounds=rounds)
-            results.append(result)
-            names = [item.name for item in result.timings[1:]]
-            records.append(
-                {**asdict(result), "block": block, "speedup": {name: result.speedup(name) for name in names}}
-            )
-            write_results(path, "packed-products", environment, records)
+    sizes = [size for size in SIZES if not columns or size[1] in columns]
+    for count, own, asked, (depth, width) in product(rows or [1, 4, 8, 32, 128], block or [32], level or [0, 4], sizes):
+        others = [partial(_ours, floats(count, depth, width))]
+        result = bench(packed(count, depth, width, own, asked), peers=[ONNX_RUNTIME], others=others, rounds=rounds)
+        results.append(result)
+        speedup = {item.name: result.speedup(item.name) for item in result.timings[1:]}
+        records.append({**asdict(result), "block": own, "accuracy_level": asked, "speedup": speedup})
+        write_results(path, "packed-products", environment, records)
     show(result_table(results))
     print(f"written: {path}")
 

@@ -40,7 +40,7 @@ from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.call_merged import CallMerged
-from tvm_ext.relay_passes.check_values import Bounds, CheckValues
+from tvm_ext.relay_passes.check_values import CheckValues
 from tvm_ext.relay_passes.compile_cutlass import CompileCutlass
 from tvm_ext.relay_passes.copy_outputs import CopyConstantOutputs
 from tvm_ext.relay_passes.expand_attention import ExpandAttention
@@ -67,6 +67,7 @@ from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
 from tvm_ext.relay_passes.roll_steps import RollSteps
 from tvm_ext.relay_passes.schedule_wavefronts import ScheduleWavefronts
 from tvm_ext.relay_passes.settle_empty_tensors import SettleEmptyTensors
+from tvm_ext.relay_passes.settle_packed import SettlePackedProducts
 from tvm_ext.relay_passes.split_concatenations import SplitConcatenations
 from tvm_ext.relay_passes.trim_taps import TrimTaps
 from tvm_ext.relay_passes.trust_arguments import TrustArguments
@@ -88,8 +89,9 @@ from tvm_ext.toolchains.cutlass_codegen import CutlassBackend
 from tvm_ext.toolchains.tir_pipelines import enable_opencl_math
 
 
-def graph_passes(bounds: Bounds = "wrap") -> list[tvm.transform.Pass]:
-    """Rewrites of the graph while operators still are operators; ``bounds`` as `CheckValues` has it."""
+def graph_passes(device: DeviceSpec | None = None, options: BuildOptions | None = None) -> list[tvm.transform.Pass]:
+    """Rewrites of the graph while operators still are operators; without a ``device`` no checks, and nothing int8."""
+    options = options or BuildOptions()
     return [
         # Inference forms of batch_norm, dropout, ...: they return tuples, which would hide their consumers from fusion.
         relax.transform.DecomposeOpsForInference(),
@@ -98,13 +100,15 @@ def graph_passes(bounds: Bounds = "wrap") -> list[tvm.transform.Pass]:
         # What is known becomes a constant before anything looks at it: known indices need no check at run time.
         FoldCalls(),
         # Importers ask for unchecked gathers and divisions; neither may crash the process. GPU kernels raise no errors.
-        CheckValues(bounds),
+        CheckValues(options.bounds if device is not None and device.kind == "cpu" else "wrap"),
         # A kernel that joins a thousand tensors is a thousand conditions deep.
         SplitConcatenations(),
         # Transposed convolutions by output phase: stock's form multiplies the zeros between input elements.
         ExpandTransposedConvolutions(),
         # Wide dilations over small images: taps that meet nothing but padding are no work.
         TrimTaps(),
+        # Products by packed weights: behind what makes constants, before anything looks for products of floats.
+        SettlePackedProducts(device, options),
         # One operator to Relax, eleven computations to stock TVM; what fuses attention looks for its products.
         ExpandAttention(),
         # `y = x` bindings left by importers would each break a fusion chain.
@@ -120,9 +124,8 @@ def recurrent_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.tran
 
 def narrowing_passes(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
     """Narrow numbers as a CPU's instructions want them, behind what makes constants: bytes, exact floats, rounded."""
-    own_time = partial(own_time_us, target=target, device=device, options=options.updated(precision="float32"))
-    floats = [KeepHalves(device, own_time), *narrow_floats(device, options, own_time)]
-    passes = [ExpandQuantised(), NarrowProducts(device), *floats]
+    own = partial(own_time_us, target=target, device=device, options=options.updated(precision="float32"))
+    passes = [ExpandQuantised(), NarrowProducts(device), KeepHalves(device, own), *narrow_floats(device, options, own)]
     return passes if device.kind == "cpu" and options.enable_roller is not False else []
 
 
@@ -262,12 +265,11 @@ def _cpu_construction(
     device: DeviceSpec, options: BuildOptions, cache: KernelCache | None, tiles: TileChoices
 ) -> list[tvm.transform.Pass]:
     """The pass that constructs kernels; those of rTasks have bodies, and if all are such, dividing costs no fork."""
-    outside = device
-    if options.enable_rammer is True:
-        device = replace(device, launch_overhead_us=(device.dispatch_ns or 0.0) / 1e3)
-    several = options.enable_rammer is not False and device.unit_count > 1
-    cache = cache if options.enable_rammer is False else None
-    return [ConstructKernels(device, options, cache=cache, tiles=tiles, alternatives=several, outside=outside)]
+    outside, launch_us = device, (device.dispatch_ns or 0.0) / 1e3
+    device = replace(device, launch_overhead_us=launch_us) if options.enable_rammer is True else device
+    if options.enable_rammer is False:
+        return [ConstructKernels(device, options, cache=cache, tiles=tiles, outside=outside)]
+    return [ConstructKernels(device, options, tiles=tiles, alternatives=device.unit_count > 1, outside=outside)]
 
 
 def rammer_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
@@ -288,8 +290,7 @@ def lowering_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
     cpu = (cpu_dataflow_lower_passes, cpu_finalize_passes)
     dataflow_lower, finalize = cpu if is_cpu(target) else (gpu_dataflow_lower_passes, gpu_finalize_passes)
     # Reshapes are views already, and this pass fails on kernels that are not in the form LegalizeOps gives them.
-    dataflow = [item for item in dataflow_lower(target) if item.info.name != "RewriteDataflowReshape"]
-    return [*dataflow, *finalize(target)]
+    return [*(item for item in dataflow_lower(target) if item.info.name != "RewriteDataflowReshape"), *finalize(target)]
 
 
 def is_cpu(target: tvm.target.Target) -> bool:
@@ -315,7 +316,7 @@ def operator_pipeline(target: tvm.target.Target, device: DeviceSpec, options: Bu
     passes = [
         # Before anything changes the importer's form of the steps.
         *recurrent_passes(device, options),
-        *graph_passes(options.bounds if device.kind == "cpu" else "wrap"),
+        *graph_passes(device, options),
         *narrowing_passes(target, device, options),
         *layout_passes(device, options),
         *attention_passes(device, options),
@@ -379,8 +380,7 @@ def plan_build(
     if options.device is not None and is_bare(target) and target != "opencl":
         target = options.device  # "cuda" leaves the architecture open, and the device says it
     device, resolved = device_for_target(target)
-    if options.device is not None:
-        device = chosen_device(options.device, device)
+    device = device if options.device is None else chosen_device(options.device, device)
     device = as_compiled(device, code or resolved)
     if options.guard_memory and device.kind != "cpu":
         raise OptionError(f"option 'guard_memory' is for CPUs, and {device.name} is none.", "build for 'llvm'")

@@ -24,6 +24,12 @@ def dot(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
     return WRITERS[row.name](row, sums, word, weights)
 
 
+def dot_of_codes(row: DotInstruction, sums: Expr, codes: Expr, data: Expr) -> Expr:
+    """`dot` of bytes where the operand of every lane is the unsigned one: ``data`` are a group of signed bytes."""
+    word = tirx.Broadcast(tirx.reinterpret("int32", data), row.register_bytes * 8 // 32)
+    return WRITERS[row.name](row, sums, codes, tirx.reinterpret(_vector("int8", row), word))
+
+
 def _vpdpbusd(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
     name = f"llvm.x86.avx512.vpdpbusd.{row.register_bytes * 8}"
     unsigned = tirx.reinterpret(_vector("uint8", row), data)

@@ -38,6 +38,7 @@ from tvm_ext.devices.dot_instructions import (
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import OptionError
 from tvm_ext.options import BuildOptions
+from tvm_ext.records.packed import ROUNDED
 from tvm_ext.records.precision import (
     BEYOND_BOUND,
     PRECISION,
@@ -104,7 +105,7 @@ class RequireQuantised:
         for _, func in mod.functions_items():
             if isinstance(func, relax.Function):
                 structural_walk(func.body, (Call, visit))
-        if sums:
+        if sums or any(func.attrs and ROUNDED in func.attrs for _, func in mod.functions_items()):
             return copy_module(mod)
         raise OptionError(
             "option 'precision' is 'int8', and the model has no quantised products.",

@@ -30,6 +30,7 @@ from .cpu_attention import CpuAttention
 from .cpu_cells import CpuCells
 from .cpu_chains import CpuChains
 from .cpu_compaction import CpuCompaction
+from .cpu_packed import CpuPacked
 from .cpu_rows import CpuRows
 from .cpu_scans import CpuScans
 from .cpu_scatters import CpuScatters
@@ -46,6 +47,7 @@ from .kernel_kind import AnyPart, Group, KernelKind, chosen_forms
 KINDS: list[KernelKind] = [
     *(
         CpuAttention(),
+        CpuPacked(),
         CpuScatters(),
         CpuTopK(),
         CpuScans(),

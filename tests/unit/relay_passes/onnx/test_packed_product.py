@@ -1,4 +1,4 @@
-"""MatMulNBits of few rows: weights stay four bits in memory, and the product is that of the floats they stand for."""
+"""MatMulNBits: which products keep weights of four bits in memory, which are int8, and what they compute."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from tests.support.dot_rows import FEATURES, row_of
 from tvm_ext import relay
-from tvm_ext.relay_passes.onnx.operators.packed_product import MOST_PACKED_ROWS
+from tvm_ext.devices.device_db import lookup
+from tvm_ext.options import BuildOptions
+from tvm_ext.relay_passes.settle_packed import MOST_PACKED_ROWS, SettlePackedProducts
 
 
 def model_of(
-    shape: tuple[int, ...], columns: int, block: int, *, zeros: bool, bias: bool, behind: int = 1
+    shape: tuple[int, ...], columns: int, block: int, *, zeros: bool, bias: bool, behind: int = 1, level: int = 0
 ) -> tuple[onnx.ModelProto, Any, Any]:
     """(model, x, result in float64); ``behind`` products of as many columns as rows of weights follow each other."""
     rng = np.random.default_rng([*shape, columns, block])
@@ -35,7 +38,7 @@ def model_of(
         }
         constants += [numpy_helper.from_array(array, f"{key}{number}") for key, array in tensors.items()]
         operands = [f"{key}{number}" if key in tensors else "" for key in ("b", "s", "z", "order", "bias")]
-        sizes: dict[str, Any] = {"K": depth, "N": columns, "bits": 4, "block_size": block}
+        sizes: dict[str, Any] = {"K": depth, "N": columns, "bits": 4, "block_size": block, "accuracy_level": level}
         out = f"y{number}"
         nodes.append(helper.make_node("MatMulNBits", [name, *operands], [out], domain="com.microsoft", **sizes))
         weights = ((codes - points[:, :, None]) * scales.astype("float64")[:, :, None]).reshape(columns, depth)
@@ -68,12 +71,49 @@ def test_is_the_product_of_what_the_codes_stand_for(
     assert error < 1e-6
 
 
+def settled(model: onnx.ModelProto, device: str | None, **settings: Any) -> str:
+    """The graph as text, its parameters known, behind the pass that decides."""
+    mod = relay.bind_params(*relay.frontend.from_onnx(model))
+    row = None if device is None else row_of(device) if device in FEATURES else lookup(device)
+    return str(SettlePackedProducts(row, BuildOptions(database="off", **settings))(mod).script())
+
+
 @pytest.mark.parametrize("rows", [MOST_PACKED_ROWS, MOST_PACKED_ROWS + 1])
-def test_weights_stay_packed_for_few_rows(rows: int) -> None:
-    """Of each product in a chain, whose second has a shape that is known by inference alone."""
-    model, _, _ = model_of((rows, 64), 64, 32, zeros=True, bias=False, behind=2)
-    text = relay.frontend.from_onnx(model)[0].script()
-    assert text.count("R.call_tir(cls.packed_product") == (2 if rows <= MOST_PACKED_ROWS else 0)
+@pytest.mark.parametrize("level", [0, 1, 4])
+def test_weights_stay_packed_for_few_rows(rows: int, level: int) -> None:
+    """Of each product in a chain, whose second has a shape that is known by inference alone; int8 needs a device."""
+    model, _, _ = model_of((rows, 64), 64, 32, zeros=True, bias=False, behind=2, level=level)
+    for device in (None, "cpu-cascade-lake", "nvidia-a100", *([] if level == 4 else ["cpu-epyc-zen5"])):
+        text = settled(model, device)
+        assert "rounded" not in text
+        assert text.count("R.call_tir(cls.packed_product") == (2 if rows <= MOST_PACKED_ROWS else 0)
+        assert text.count("R.matmul(") == (2 if rows > MOST_PACKED_ROWS else 0)
+
+
+@pytest.mark.parametrize(
+    ("level", "precision", "is_rounded"),
+    [(4, "float32", True), (4, "int8", True), (0, "int8", True), (0, "float32", False), (1, "int8", False)],
+)
+def test_the_model_or_the_build_asks_for_int8(level: int, precision: Any, is_rounded: bool) -> None:
+    model, _, _ = model_of((9, 64), 24, 32, zeros=False, bias=True, behind=1, level=level)
+    text = settled(model, "cpu-epyc-zen5", precision=precision)
+    assert ("R.call_tir(cls.packed_product_rounded" in text) == is_rounded
+    assert ("R.matmul(" in text) != is_rounded
+    assert "R.matmul(" in settled(model, "cpu-epyc-zen5", precision=precision, enable_roller=False)
+
+
+@pytest.mark.parametrize("block", [16, 20])
+def test_blocks_that_are_no_whole_groups_stay_floats(block: int) -> None:
+    model, _, _ = model_of((2, 80), 24, block, zeros=False, bias=False, level=4)
+    assert ("packed_product_rounded" in settled(model, "cpu-epyc-zen5")) == (block == 16)
+
+
+def test_weights_that_a_run_is_given_stay_packed() -> None:
+    model, x, wanted = model_of((6, 64), 24, 32, zeros=True, bias=True, level=4)
+    mod, params = relay.frontend.from_onnx(model)
+    module = relay.GraphModule(relay.build(mod, "cpu-avx2")["default"]())
+    module.run(x=x, **params)
+    assert np.linalg.norm(module.get_output(0).numpy() - wanted) / np.linalg.norm(wanted) < 1e-6
 
 
 def test_a_gpu_kernel_is_right() -> None:

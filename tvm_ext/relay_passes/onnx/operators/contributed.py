@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from tvm_ext.records.packed import MIDDLE
 from tvm_ext.support.arrays import Array
 
 from .context import FLOAT, INT64, Pen, contributed
-from .packed_product import PACKED_PRODUCT, is_served
+from .packed_product import PACKED_PRODUCT
 from .quantized import per_row, requantise, shifted
 
 _INT32 = onnx.TensorProto.INT32
@@ -127,12 +128,14 @@ def _scaled_product(pen: Pen, a: tuple[str, str, str], b: tuple[str, str, str], 
 
 @contributed("MatMulNBits")
 def _packed_product(pen: Pen) -> None:
-    """A B in A's floats, B being N rows of blocks of K: floats, too, unless few rows are multiplied by four bits."""
+    """A B in A's floats, B being N rows of blocks of K: floats, too, but of four bits."""
     weights, add_bias = _packed_weights(pen), bool(pen.operand(5))
     out, sizes = "" if add_bias else pen.out, {"K": pen.integer("K", 0), "N": pen.integer("N", 0)}
-    packed = _by_columns(pen, weights) if is_served(pen.shape(pen.x), pen.element_type(pen.x)) else []
+    level = pen.integer("accuracy_level", 0)
+    is_served = pen.shape(pen.x) is not None and pen.element_type(pen.x) == FLOAT
+    packed = _by_columns(pen, weights) if is_served else []
     if packed:
-        product = pen.add(PACKED_PRODUCT, pen.x, *packed, out=out, domain=pen.node.domain, **sizes)
+        product = pen.add(PACKED_PRODUCT, pen.x, *packed, out=out, domain=pen.node.domain, level=level, **sizes)
     else:
         product = pen.add("MatMul", pen.x, pen.constant(_unpacked(weights)), out=out)
     if add_bias:
@@ -185,10 +188,7 @@ def _unpacked(weights: _PackedWeights) -> Array:
 
 
 def _by_columns(pen: Pen, weights: _PackedWeights) -> list[str]:
-    """Codes, scales and zero points, columns last, as `packed_product` reads them; [] for another form.
-
-    A byte has the codes of one column at two places of a block, half a block apart: the first in its lower bits.
-    """
+    """Codes, scales and zero points, if any, as functions with attribute `ACCURACY` have them; [] for another form."""
     (rows, depth), block = weights.codes.shape, weights.block
     is_plain = bool((weights.group == np.arange(depth) // block).all())
     if weights.bits != 4 or weights.scales.dtype != np.float32 or weights.zeros.dtype != np.uint8 or not is_plain:
@@ -197,7 +197,8 @@ def _by_columns(pen: Pen, weights: _PackedWeights) -> list[str]:
         return []
     halves = weights.codes.reshape(rows, depth // block, 2, block // 2)
     packed = (halves[:, :, 0] | (halves[:, :, 1] << 4)).transpose(1, 2, 0)
-    return [pen.constant(np.ascontiguousarray(value)) for value in (packed, weights.scales.T, weights.zeros.T)]
+    zeros = [] if (weights.zeros == MIDDLE).all() else [weights.zeros.T]
+    return [pen.constant(np.ascontiguousarray(value)) for value in (packed, weights.scales.T, *zeros)]
 
 
 def _codes(packed: Array, bits: int) -> Array:
