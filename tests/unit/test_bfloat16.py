@@ -69,6 +69,10 @@ CASES: dict[str, Case] = {
         lambda x, y: op.clip(op.matmul(x, op.permute_dims(y)), -0.5, 0.75),
         lambda x, y: np.clip(x @ y.T, -0.5, 0.75),
     ),
+    "product, clipped in float32": (
+        lambda x, y: narrow(op.clip(wide(op.matmul(x, op.permute_dims(y))), -0.5, 0.75)),
+        lambda x, y: np.clip(x @ y.T, -0.5, 0.75),
+    ),
     "largest of a row and relu": (lambda x, _y: op.nn.relu(op.max(x, axis=1)), lambda x, _y: np.maximum(x.max(1), 0)),
     "layer norm": (
         lambda x, _y: op.nn.layer_norm(x, affine(2.0), affine(1.0), axes=[-1]),

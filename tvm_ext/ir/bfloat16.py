@@ -142,6 +142,8 @@ def _bits(value: Expr) -> Expr | None:
     if isinstance(value, tirx.FloatImm) and math.isfinite(value.value):
         (bits,) = struct.unpack("<I", struct.pack("<f", value.value))
         return tirx.const(bits >> 16, "uint16") if bits % (1 << 16) == 0 else None
+    if isinstance(value, TensorLoad):
+        return tirx.reinterpret("uint16", value)
     if isinstance(value, Call) and value.op == _REINTERPRET and dtype_of(value.args[0]) == "uint16":
         return value.args[0]
     if isinstance(value, tirx.Select):
@@ -158,16 +160,21 @@ def _converted(cast: Expr) -> Expr:
     if own == BFLOAT16 and dtype_of(value) != BFLOAT16:
         wide = value if dtype_of(value) == "float32" else tirx.Cast("float32", value)
         return tirx.reinterpret(BFLOAT16, Call(ROUND, [wide], ret_ty=ir.PrimType("uint16")))
-    if dtype_of(value) == BFLOAT16 and isinstance(value, TensorLoad):
-        wide = widened(value)
-        return wide if own == "float32" else tirx.Cast(own, wide)
-    return cast
+    if dtype_of(value) != BFLOAT16:
+        return cast
+    # A rounded value, too: stock TVM would convert the bits behind ``reinterpret`` as an integer.
+    bits = _bits(value)
+    wide = None if bits is None else _widened(bits)
+    return cast if wide is None else wide if own == "float32" else tirx.Cast(own, wide)
 
 
 def widened(load: TensorLoad) -> Expr:
     """A loaded element as float32."""
-    bits = tirx.Cast("uint32", tirx.reinterpret("uint16", load))
-    return tirx.reinterpret("float32", tirx.shift_left(bits, tirx.const(16, "uint32")))
+    return _widened(tirx.reinterpret("uint16", load))
+
+
+def _widened(bits: Expr) -> Expr:
+    return tirx.reinterpret("float32", tirx.shift_left(tirx.Cast("uint32", bits), tirx.const(16, "uint32")))
 
 
 def word(low: Expr, high: Expr) -> Expr:
