@@ -23,7 +23,7 @@ from tvm_ext.cost.alignment_model import (
     has_matrix_units,
     product_us,
 )
-from tvm_ext.cost.epilogue_traffic import OPERATIONS, US_PER_S, instructions_us
+from tvm_ext.cost.epilogue_traffic import US_PER_S, instructions_of, instructions_us
 from tvm_ext.cost.gpu_chain import ProductChain
 from tvm_ext.cost.gpu_chain_tiles import construct_chain
 from tvm_ext.devices.hal import DeviceSpec
@@ -133,16 +133,20 @@ class Advisor:
         entries += [self._apart_advice(names, reason, results) for (names, reason), results in apart.items()]
         return tuple(sorted(entries, key=lambda entry: entry.alternatives[-1][1] - entry.now_us))
 
+    def _function_us(self, name: str, elements: float) -> float:
+        """Of an epilogue's step on so many elements."""
+        return instructions_us(elements * instructions_of(name, self.device), self.device)
+
     def _instead(self, elements: float, function: str) -> tuple[tuple[str, float], ...]:
         others = [name for name in ALTERNATIVES if name != function]
-        return tuple((name, instructions_us(elements * OPERATIONS.get(name, 1), self.device)) for name in others)
+        return tuple((name, self._function_us(name, elements)) for name in others)
 
     def _fused_advice(self, function: str, elements: Sequence[float]) -> ActivationAdvice:
         return ActivationAdvice(
             function=function,
             calls=len(elements),
             fused=True,
-            now_us=instructions_us(sum(elements) * OPERATIONS.get(function, 1), self.device),
+            now_us=self._function_us(function, sum(elements)),
             alternatives=self._instead(sum(elements), function),
         )
 
@@ -166,7 +170,7 @@ class Advisor:
             for step in region.record.epilogue
             if step.function == "relu"
         )
-        more_us = instructions_us(relus * (OPERATIONS["hardswish"] - OPERATIONS.get("relu", 1)), self.device)
+        more_us = self._function_us("hardswish", relus) - self._function_us("relu", relus)
         return more_us + sum(dict(entry.alternatives)["hardswish"] - entry.now_us for entry in activations)
 
     def deepening_advice(self, regions: Iterable[Region]) -> tuple[tuple[DeepeningAdvice, ...], tuple[str, ...]]:
@@ -224,8 +228,8 @@ class Advisor:
 
     def _epilogue_us(self, region: Region) -> float:
         elements = prod(static_shape(region.members[0]) or ())
-        count = sum(OPERATIONS.get(step.function, 1) for step in region.record.epilogue if step.function != "cast")
-        return instructions_us(elements * count, self.device)
+        steps = [step.function for step in region.record.epilogue if step.function != "cast"]
+        return sum(self._function_us(step, elements) for step in steps)
 
     def _one_us(self, problem: CutlassProblem) -> float:
         """A product in a kernel of its own, whose blocks need not have all columns: the better of both models."""

@@ -8,7 +8,7 @@ from math import prod
 from tvm_ext._tvm import Call, Expr, Node, Var, relax
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.relax_values import described, dtype_of, is_tensor, operator_name, static_shape
-from tvm_ext.cost.epilogue_traffic import OPERATIONS, EpilogueStage, best_prefix
+from tvm_ext.cost.epilogue_traffic import EpilogueStage, best_prefix, instructions_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.partition import REDUCTION_STEPS, CutlassProblem, CutlassRefusal, CutlassRegion, EpilogueStep
@@ -119,7 +119,7 @@ def _region(
     device: DeviceSpec,
 ) -> Region:
     cuts = growth.cuts
-    stages = [_stage(cut, before, values, problem) for before, cut in zip([None, *cuts], cuts, strict=False)]
+    stages = [_stage(cut, before, values, problem, device) for before, cut in zip([None, *cuts], cuts, strict=False)]
     best, saved_us = best_prefix(stages, device, absorbed=_is_absorbed(cuts[-1], growth))
     cut = cuts[best]
     more = cuts[best + 1 :]
@@ -169,7 +169,9 @@ def _is_absorbed(cut: Cut, growth: EpilogueGrowth) -> bool:
     return operator is not None and operator[0] in ABSORBING
 
 
-def _stage(cut: Cut, before: Cut | None, values: GraphValues, problem: CutlassProblem) -> EpilogueStage:
+def _stage(
+    cut: Cut, before: Cut | None, values: GraphValues, problem: CutlassProblem, device: DeviceSpec
+) -> EpilogueStage:
     if before is None:
         return EpilogueStage(value_bytes=_bytes(cut.value))
     added = cut.members[len(before.members) :]
@@ -186,7 +188,7 @@ def _stage(cut: Cut, before: Cut | None, values: GraphValues, problem: CutlassPr
     return EpilogueStage(
         value_bytes=_bytes(cut.value),
         read_bytes=sum(map(_bytes, outside)) + partial,
-        instructions=elements * sum(OPERATIONS.get(step.function, 1) for step in steps),
+        instructions=elements * sum(instructions_of(step.function, device) for step in steps),
         launches=int(sums),
     )
 

@@ -275,7 +275,7 @@ def devices(
         name = name or "cpu"
         cli_devices.require_this_machine(name)
         with common.progress_bar(microbench.MOST_ROUNDS + 1) as steps:
-            probe.measure_cpu(steps.begin)
+            probe.measure_cpu(steps.begin, cli_devices.with_functions)
     if measured is not None:
         specs = [cli_devices.imported(measured, name)]
         name = specs[0].name

@@ -9,12 +9,14 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from tvm_ext._tvm import PrimFunc
 from tvm_ext.devices import device_db
 from tvm_ext.devices.capabilities import is_like
 from tvm_ext.devices.gpu_measurement import measured_gpu, read_measurement
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.options import recorded_cpu
+from tvm_ext.tir_passes.expressions.on_cpu import on_cpu
 
 
 def require_this_machine(name: str) -> None:
@@ -26,6 +28,11 @@ def require_this_machine(name: str) -> None:
         raise OptionError(
             f"TVM_EXT_CPU lets {stand_in} stand for this machine.", "unset TVM_EXT_CPU to measure this machine"
         )
+
+
+def with_functions(kernel: PrimFunc, device: DeviceSpec) -> PrimFunc:
+    """``kernel`` with functions as kernels for ``device`` have them."""
+    return kernel.with_body(on_cpu(kernel.body, device))
 
 
 def imported(path: Path, name: str | None) -> DeviceSpec:

@@ -1,6 +1,6 @@
 """Attention on a CPU: the tiles of its one kernel, from the device's registers and caches, and what it takes.
 
-Floors first, per query and key: ``features + value_features`` multiply-adds, and `EXP_OPERATIONS` of the softmax.
+Floors first, per query and key: ``features + value_features`` multiply-adds, and the softmax.
 Worked example, BERT (64 + 64 features) on two pipes of 16 lanes: a register of scores takes 64 cycles of multiply-adds
 and 10 of the softmax, so that 86 % of the arithmetic's peak is the most that there is to reach; keys and values come
 from L2 once per block of queries, 512 bytes a key: 2 bytes a cycle with 64 queries, where L2 delivers 30 and more.
@@ -24,8 +24,8 @@ from tvm_ext.support.arithmetic import ceil_div
 from .register_tiles import PORT_OVERLAP, overlapped
 
 FLOAT_BYTES = 4  # of float32, what attention's kernels compute in
-EXP_OPERATIONS = 20
-"""Vector instructions of the softmax per register of scores: exp is 16 of them; maximum, difference, sum, mask."""
+SOFTMAX_OPERATIONS = 4
+"""Vector instructions of the softmax per register of scores beside its exp: maximum, difference, sum, mask."""
 
 TURN_OPERATIONS = 16
 """Vector instructions per register that is transposed: loads, stores, four rounds of shuffles at half the rate."""
@@ -221,7 +221,7 @@ class AttentionClock:
         scores = self._product_cycles(work.keys, tiles.key_rows, vectors, work.features, tiles)
         steps = ceil_div(work.keys, tiles.key_block)
         results = self._product_cycles(work.value_features, tiles.feature_rows, vectors, work.keys, tiles)
-        softmax = work.keys * vectors * (EXP_OPERATIONS + self.group - 1) / pipes
+        softmax = work.keys * vectors * (SOFTMAX_OPERATIONS + machine.instructions("exp") + self.group - 1) / pipes
         rescaled = 3 * steps * work.value_features * vectors / pipes
         turned = work.features + work.value_features + work.keys * sum(work.staged(tiles.lanes))
         turning = turned * vectors * TURN_OPERATIONS / pipes

@@ -29,12 +29,6 @@ ALIKE = 1.1
 and 6.7 us with 1 to 4 registers of units; at batch 4 with 4, 3, 2 and 1 rows beside them 10.3, 14.3, 13.0 and 23.8 us.
 """
 
-ACTIVATION_OPERATIONS = 50
-"""What a sigmoid or tanh of a register takes, in multiply-adds: 25 instructions, and a division of 10 to 16 cycles.
-
-Measured on Cascade Lake: the five of an LSTM 43 to 52 ns, 135 to 160 cycles of two instructions.
-"""
-
 TASK_CYCLES = 40
 """Cycles between two tiles: addresses, accumulators at 0, the first elements of a panel."""
 

@@ -10,7 +10,7 @@ It is a bound for ranking, without the product itself, which is the same in ever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm_ext.devices.hal import DeviceSpec
@@ -21,19 +21,16 @@ BYTES_PER_GB = 1e9  # likewise
 CACHED_SHARE = 0.5
 """Share of a GPU's L2 cache up to which a tensor is taken to stay there until it is read."""
 
-OPERATIONS: dict[str, int] = {
-    "divide": 8,
-    "exp": 8,
-    "hardswish": 5,
-    "sigmoid": 16,
-    "silu": 17,
-    "tanh": 16,
-    "gelu_tanh": 22,
-    "gelu": 30,
-    "softplus": 32,
-    "mish": 49,
+ACTIVATIONS: Mapping[str, tuple[int, tuple[str, ...]]] = {
+    "hardswish": (5, ()),
+    "silu": (1, ("sigmoid",)),
+    "gelu_tanh": (6, ("tanh",)),
+    "gelu": (5, ("erf",)),
+    "softplus": (2, ("exp", "log")),
+    "mish": (3, ("exp", "log", "tanh")),
+    "cast": (0, ("convert",)),
 }
-"""Instructions of one element, of order: what is not here is one."""
+"""Steps of an epilogue: plain instructions of one element, and functions. What is not here is itself one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +79,12 @@ def moved_us(count: float, device: DeviceSpec) -> float:
     cached = memory.cache_bandwidth_gb_per_s is not None and count <= CACHED_SHARE * (memory.cache_bytes or 0)
     rate = memory.cache_bandwidth_gb_per_s if cached else memory.bandwidth_gb_per_s
     return 0.0 if rate is None else count / (rate * BYTES_PER_GB) * US_PER_S
+
+
+def instructions_of(step: str, device: DeviceSpec) -> float:
+    """Instructions, by the rate of multiply-adds, of one element of an epilogue's ``step``."""
+    plain, functions = ACTIVATIONS.get(step, (0, (step,)))
+    return plain + sum(map(Machine(device).instructions, functions))
 
 
 def instructions_us(count: float, device: DeviceSpec) -> float:

@@ -44,15 +44,16 @@ class InnerLoop:
 
 
 def memory_load(counts: LoopCounts, device: DeviceSpec, blocks: Quantity) -> MemoryLoad:
-    """Memory Latency Model: a round trip, and the batch's bytes at the bandwidth that its blocks share."""
+    """Memory Latency Model: a barrier, a round trip, and the batch's bytes at the bandwidth that its blocks share."""
     layer = device.layer(GLOBAL)
     memory_rate = bytes_per_s(layer.bandwidth_gb_per_s)
     cache_rate = bytes_per_s(layer.cache_bandwidth_gb_per_s or layer.bandwidth_gb_per_s)
+    freed = seconds(device.barrier_ns)  # of the slot that is loaded anew
     llc = counts.bytes_per_shared_trip * blocks / cache_rate
     dram = workset_of(counts, blocks) / memory_rate
     return MemoryLoad(
-        llc_load_s=seconds(layer.cache_latency_ns) + llc,
-        dram_load_s=seconds(layer.latency_ns) + dram,
+        llc_load_s=freed + seconds(layer.cache_latency_ns) + llc,
+        dram_load_s=freed + seconds(layer.latency_ns) + dram,
         llc_bytes_s=llc,
         dram_bytes_s=dram,
     )

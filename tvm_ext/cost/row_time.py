@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import log2, prod
 
-from tvm_ext._tvm import Buffer, Call, structural_walk
+from tvm_ext._tvm import Buffer, Call, structural_walk, tirx
 from tvm_ext.analysis.computation_exprs import count_flops, flat_stride, is_gather, itemsize_bytes, tensor_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions
 from tvm_ext.analysis.predicates import contiguous_in, is_in
@@ -21,7 +21,9 @@ from tvm_ext.ir.build_ir import VECTORIZED, accumulator_dtype, lanes_of, vector_
 from tvm_ext.records.rprogram import LayerCost, Prediction
 from tvm_ext.records.tuning import RowTiles
 
-CALL_OPERATIONS = 16  # vector instructions of an exp, erf or tanh, see vector_math
+LIKE_EXP = frozenset(
+    ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "pow", "exp2", "log2", "log10", "log1p")
+)
 GATHER_OPERATIONS = 2  # of a lane whose address is loaded: a cycle (1.4 on a Zen 5); of one that is a step away 1
 LIBRARY_OPERATIONS = 14  # of a lane that calls the C library: 7 cycles of a float64's sine on a Zen 5
 LIBRARY_FUNCTIONS = frozenset(f"tirx.{name}" for name in ("asinh", "acosh", "atanh"))
@@ -90,7 +92,8 @@ class RowClock:
     def arithmetic_s(self) -> float:
         """Seconds of the arithmetic on one unit."""
         operations = sum(
-            own.point_count * (operations_per_point(own) + self.device.teu_lanes * self._operations_per_lane(own))
+            own.point_count
+            * (operations_per_point(own, self.machine) + self.device.teu_lanes * self._operations_per_lane(own))
             for own in self.computations
         )
         all_units = self.machine.results_per_s(dtype_of(self.computations[-1].target))
@@ -133,11 +136,27 @@ class RowClock:
         )
 
 
-def operations_per_point(computation: Computation, call_operations: int = CALL_OPERATIONS) -> float:
-    """Vector instructions for a register of results, ``call_operations`` of them for each function."""
-    calls: list[bool] = []
-    structural_walk(computation.value, (Call, lambda _: calls.append(True)))
-    return count_flops(computation.value) + computation.is_reduction + call_operations * len(calls)
+def operations_per_point(computation: Computation, machine: Machine) -> float:
+    """Vector instructions for a register of results: functions, and quotients by what is no number, of its own axis.
+
+    What is the same along it, as a row's root, is computed once a row.
+    """
+    kinds: list[str] = []
+    lanes = (*computation.spatial[-1:], *computation.reduction[-1:])
+
+    def visit(node: Call | tirx.Div) -> None:
+        inner = node.b if isinstance(node, tirx.Div) else node
+        if mentions(inner, *lanes) and not is_simple_power(node):
+            kinds.append("divide" if isinstance(node, tirx.Div) else getattr(node.op, "name", "").removeprefix("tirx."))
+
+    structural_walk(computation.value, [(Call, visit), (tirx.Div, visit)])
+    dear = sum(machine.instructions("exp" if kind in LIKE_EXP else kind) for kind in kinds)
+    return count_flops(computation.value) + computation.is_reduction + dear
+
+
+def is_simple_power(node: Call | tirx.Div) -> bool:
+    """Whether ``node`` is a power by a number, which roots and products give."""
+    return getattr(getattr(node, "op", None), "name", "") == "tirx.pow" and hasattr(node.args[1], "value")
 
 
 def is_vectorised(computation: Computation, device: DeviceSpec) -> bool:

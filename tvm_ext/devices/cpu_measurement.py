@@ -18,7 +18,8 @@ STEPS_PER_DECADE = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CpuMeasurement:
-    """Measured figures, device-wide unless the name says one core; ``streams_gb_per_s`` holds (layer, GB/s) pairs.
+    """Measured figures, device-wide unless the name says one core; ``streams_gb_per_s`` holds (layer, GB/s) pairs,
+    ``function_cycles`` those of `DeviceSpec`.
 
     ``spread`` says how far the median run of a round lay from its best; ``disagreement`` how far the two best rounds
     of a figure lay apart, of ``rounds`` in all. Both are fractions.
@@ -30,13 +31,14 @@ class CpuMeasurement:
     float64_gflops: float
     streams_gb_per_s: tuple[tuple[str, float], ...]
     launch_overhead_us: float
+    function_cycles: tuple[tuple[str, float], ...] = ()
     spread: float
     rounds: int = 1
     disagreement: float = 0.0
 
     def __post_init__(self) -> None:
         rates = [self.clock_ghz, self.float32_gflops_one_core, self.float32_gflops, self.float64_gflops]
-        rates += [self.launch_overhead_us, *(rate for _, rate in self.streams_gb_per_s)]
+        rates += [self.launch_overhead_us, *(rate for _, rate in (*self.streams_gb_per_s, *self.function_cycles))]
         assert all(math.isfinite(rate) and rate > 0 for rate in rates), f"a rate that is not positive: {self}"
         assert self.spread >= 0
         assert self.rounds >= 1
@@ -102,6 +104,8 @@ def _facts(spec: DeviceSpec, found: CpuMeasurement, where: str) -> list[Fact]:
         facts.append(fact(f"peak_gflops.{key}", found.float32_gflops * ratio, "GFLOP/s", derived))
     for layer, rate in found.streams_gb_per_s:
         facts.append(fact(f"layers.{layer}.bandwidth_gb_per_s", rate, "GB/s", f"{source}: vector loads"))
+    for name, cycles in found.function_cycles:
+        facts.append(fact(f"function_cycles.{name}", cycles, "cycles of a register", f"{source}: chains of it"))
     return facts
 
 
@@ -110,7 +114,7 @@ def _stands_out(item: Fact, known: Fact | None, agrees: bool) -> bool:
     if known is None:
         return True
     ratio = float(item.value) / float(known.value)
-    better = ratio < 1 if item.field == "launch_overhead_us" else ratio > 1
+    better = ratio < 1 if item.field.startswith(("launch_overhead_us", "function_cycles")) else ratio > 1
     return abs(math.log(ratio)) > math.log1p(NOISE) and (agrees or better)
 
 

@@ -56,7 +56,8 @@ def spec_from_facts(
     if "tensor_core_shape" in scalars:
         scalars["tensor_core_shape"] = _int_tuple(scalars["tensor_core_shape"], "x")
     scalars.setdefault("clock_ghz", None)
-    peaks, instructions = (_pairs(values, prefix) for prefix in ("peak_gflops.", "instruction_gops."))
+    for rates in ("peak_gflops", "instruction_gops", "function_cycles"):
+        scalars[rates] = _pairs(values, f"{rates}.")
     return DeviceSpec(
         name=name,
         kind=kind,
@@ -64,8 +65,6 @@ def spec_from_facts(
         aliases=aliases,
         target=target,
         layers=built,
-        peak_gflops=peaks,
-        instruction_gops=instructions,
         facts=facts,
         **scalars,
     )

@@ -5,7 +5,7 @@ The numbers are the row's (`hal.DeviceSpec`). Rates that it does not have are in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -26,6 +26,20 @@ FIRST_PHYSICAL_LEVEL = 2
 
 UNKNOWN_CACHE_RATE = 2.0
 """Times global memory's bandwidth, where a row does not say its cache's: assumed, for CUTLASS's templates."""
+
+FUNCTIONS: Mapping[str, tuple[int, int]] = {
+    "exp": (16, 0),
+    "divide": (8, 1),
+    "sqrt": (8, 1),
+    "sigmoid": (10, 2),
+    "tanh": (15, 2),
+    "erf": (24, 1),
+    "log": (26, 0),
+}
+"""Instructions of a function of one float32, and how often it needs an exp or a reciprocal beside them.
+
+Counted in the PTX of CUDA 13's library, division and root by their order; exp as `vector_math` writes it for CPUs.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +115,19 @@ class Machine:
         """
         rate = dict(self.spec.instruction_gops).get(f"{dtype}.{kind}") or (self.spec.peak_gflops_of(dtype) or 0.0) / 2
         return rate * 1e9
+
+    def instructions(self, kind: str) -> float:
+        """Multiply-adds of float32 in whose time a unit has one result of ``kind``: an instruction, or of `FUNCTIONS`.
+
+        By the row where it says (a CPU's cycles, a GPU's rate), else counted. Worked example, exp: 64 / 16 = 4 on an
+        A100; 8 cycles of a Zen 5, which starts two multiply-adds in each, are 16.
+        """
+        if cycles := dict(self.spec.function_cycles).get(kind):
+            return cycles * self.spec.fma_rate
+        if rate := dict(self.spec.instruction_gops).get(f"float32.{kind}"):
+            return self.results_per_s("float32") / (rate * 1e9)
+        plain, special = FUNCTIONS.get(kind, (1, 0))
+        return plain + (special * self.instructions("exp") if special else 0)
 
     def rate(self, layer: MemoryLayer | str) -> float:
         """Bytes per second that all units together load from ``layer``."""

@@ -31,6 +31,8 @@ LIMIT_SECONDS = 15.0
 """Of wall time for everything. A round takes two seconds on an idle machine; on a busy one it may be the only one."""
 
 ONE_CORE, FLOAT32, FLOAT64, CLOCK, ALONE, REGION = "float32_one", "float32", "float64", "clock", "serial", "parallel"
+FUNCTION = "function_"  # prefix of the names of functions' benchmarks
+FUNCTION_CHAINS = 4  # a choice: an exp of four registers still has room for its constants
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,20 +78,27 @@ class Benchmark:
     runs: int = 1
 
 
+Lower = Callable[[PrimFunc], PrimFunc]
+
 RunBenchmark = Callable[[], float]
 """Runs one benchmark once; answers the seconds that it took."""
 
 
 def measure(
-    plan: BenchPlan, *, limit_s: float = LIMIT_SECONDS, watch: Callable[[str], None] = lambda _: None
+    plan: BenchPlan,
+    *,
+    limit_s: float = LIMIT_SECONDS,
+    watch: Callable[[str], None] = lambda _: None,
+    lower: Lower | None = None,
 ) -> CpuMeasurement:
     """Run all micro-benchmarks of ``plan`` in rounds until two agree, ``limit_s`` seconds have passed or `MOST_ROUNDS`.
 
     `CpuMeasurement.disagreement` says how far apart the figures still were; ``watch`` hears what is being run.
+    ``lower`` writes functions as kernels have them; without it they are not measured.
     Raises MeasurementError where the machine is too busy to run each of them once in that time.
     """
     deadline = time.monotonic() + limit_s
-    benchmarks = benchmarks_of(plan)
+    benchmarks = (*benchmarks_of(plan), *(functions_of(plan, lower) if lower else ()))
     with temporary_folder("measure") as folder:
         watch("compiling the micro-benchmarks")
         runners = _built(plan, benchmarks, folder)
@@ -149,6 +158,9 @@ def measurement_of(
         float64_gflops=rates[FLOAT64],
         streams_gb_per_s=tuple((stream.layer, rates[stream.layer]) for stream in plan.streams),
         launch_overhead_us=overhead_s * 1e6,
+        function_cycles=tuple(
+            (name, rates[CLOCK] / rates[FUNCTION + name]) for name in _kernels().FUNCTIONS if FUNCTION + name in rates
+        ),
         spread=min(max(statistics.median(times[name]) / min(times[name]) - 1 for name in steady) for times in rounds),
         rounds=len(rounds),
         disagreement=max(best[name][1] / best[name][0] - 1 for name in steady) if len(rounds) > 1 else 0.0,
@@ -168,13 +180,27 @@ def benchmarks_of(plan: BenchPlan) -> tuple[Benchmark, ...]:
     )
 
 
+def functions_of(plan: BenchPlan, lower: Lower) -> tuple[Benchmark, ...]:
+    """Registers of results of each function by one core, in a few chains: their code has its own parallelism."""
+    lanes, steps = plan.register_bytes // 4, plan.steps(FUNCTION_CHAINS * 16)
+    kernels = {
+        name: lower(_kernels().chain_kernel("float32", lanes, FUNCTION_CHAINS, 1, steps, value))
+        for name, value in _kernels().FUNCTIONS.items()
+    }
+    halves, sums = np.full((2, lanes), 0.5, "float32"), np.zeros((1, FUNCTION_CHAINS * lanes), "float32")
+    return tuple(
+        Benchmark(name=FUNCTION + name, kernel=kernel, arrays=(halves, sums), work=float(FUNCTION_CHAINS * steps))
+        for name, kernel in kernels.items()
+    )
+
+
 def _fma(plan: BenchPlan, name: str, dtype: str, cores: int) -> Benchmark:
     """Independent FMA chains in registers: 2 x lanes x chains flops per step and core."""
     lanes = plan.register_bytes // np.dtype(dtype).itemsize
     steps = plan.steps(plan.chains / 2)
     # x -> x / 2 + 1 / 2 has the fixed point 1: no overflow, no denormals, whatever the number of steps.
     arrays = (np.full((2, lanes), 0.5, dtype), np.zeros((cores, plan.chains * lanes), dtype))
-    kernel = _kernels().fma_kernel(dtype, lanes, plan.chains, cores, steps)
+    kernel = _kernels().chain_kernel(dtype, lanes, plan.chains, cores, steps)
     return Benchmark(name=name, kernel=kernel, arrays=arrays, work=2.0 * lanes * plan.chains * steps * cores)
 
 

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from tvm.script import tirx as T  # noqa: N812 - the name that TVMScript is written with
+
+from tvm_ext._tvm import Expr, tirx
 
 if TYPE_CHECKING:
     from tvm_ext._tvm import PrimFunc
@@ -17,8 +20,31 @@ LOAD_CHAINS = 16
 """Independent accumulators of `load_kernel`: more than the latency of an addition times the loads of a cycle."""
 
 
-def fma_kernel(dtype: str, lanes: int, chains: int, cores: int, steps: int) -> PrimFunc:
-    """Per core ``chains`` vectors x, each ``steps`` times x = x * a + b."""
+def multiply_add(x: Expr, a: Expr, b: Expr) -> Expr:
+    return x * a + b
+
+
+FUNCTIONS: Mapping[str, Callable[[Expr, Expr, Expr], Expr]] = {
+    "exp": lambda x, a, b: tirx.exp(b - x * a),
+    "log": lambda x, a, b: tirx.log(x * x + b + b + a),
+    "tanh": lambda x, a, b: tirx.tanh(b - x * a),
+    "erf": lambda x, a, b: tirx.erf(b - x * a),
+    "sigmoid": lambda x, a, b: tirx.sigmoid(b - x * a),
+    "divide": lambda x, a, b: b / (x + a),
+    "sqrt": lambda x, a, b: tirx.sqrt(x * a + b),
+}
+"""Steps of chains whose values with a = b = 1/2 stay between 1/8 and 2: none overflows, none is denormal."""
+
+
+def chain_kernel(
+    dtype: str,
+    lanes: int,
+    chains: int,
+    cores: int,
+    steps: int,
+    value: Callable[[Expr, Expr, Expr], Expr] = multiply_add,
+) -> PrimFunc:
+    """Per core ``chains`` vectors x, each ``steps`` times x = value(x, a, b): x * a + b."""
 
     @T.prim_func(s_tir=True)
     def main(operands: T.Buffer((2, lanes), dtype), sums: T.Buffer((cores, chains * lanes), dtype)):
@@ -31,7 +57,7 @@ def fma_kernel(dtype: str, lanes: int, chains: int, cores: int, steps: int) -> P
             for _ in range(steps):
                 for chain in T.unroll(chains):
                     for lane in T.vectorized(lanes):
-                        x[chain * lanes + lane] = x[chain * lanes + lane] * operands[0, lane] + operands[1, lane]
+                        x[chain * lanes + lane] = value(x[chain * lanes + lane], operands[0, lane], operands[1, lane])
             for chain in T.unroll(chains):
                 for lane in T.vectorized(lanes):
                     sums[core, chain * lanes + lane] = x[chain * lanes + lane]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tvm_ext import _tvm, forks, options
+from tvm_ext._tvm import PrimFunc
 from tvm_ext.errors import UnsupportedEnvironmentError
 
 from . import microbench, row_files
@@ -45,15 +46,18 @@ def probe_cpu(*, unit_count: int | None = None, info: CpuInfo | None = None) -> 
     return with_unit_count(row_files.kept_row(spec) or spec, unit_count or spec.unit_count)
 
 
-def measure_cpu(watch: Callable[[str], None] = lambda _: None) -> DeviceSpec:
-    """This machine's row as its micro-benchmarks have it, kept for later builds.
+def measure_cpu(
+    watch: Callable[[str], None] = lambda _: None, lower: Callable[[PrimFunc, DeviceSpec], PrimFunc] | None = None
+) -> DeviceSpec:
+    """This machine's row as its micro-benchmarks have it, kept for later builds; ``lower`` as in `microbench.measure`.
 
     Takes `microbench.LIMIT_SECONDS` at most. Raises MeasurementError on a machine that is too busy, ExportError where
     the cache folder cannot be written.
     """
     info = read_cpu_info()
     spec = _from_tables(info)
-    found = microbench.measure(bench_plan(spec, info), watch=watch)
+    written = None if lower is None else lambda kernel: lower(kernel, spec)
+    found = microbench.measure(bench_plan(spec, info), watch=watch, lower=written)
     row = measured_row(spec, found, datetime.date.today().isoformat(), row_files.kept_row(spec))
     row_files.keep_row(spec, row)
     return row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tvm_ext.cost.epilogue_traffic import OPERATIONS, EpilogueStage, best_prefix
+from tvm_ext.cost.epilogue_traffic import EpilogueStage, best_prefix, instructions_of
 from tvm_ext.devices.device_db import lookup
 
 A100 = lookup("nvidia-a100")
@@ -13,7 +13,7 @@ PRODUCT = EpilogueStage(value_bytes=2 * ELEMENTS)
 
 
 def stage(name: str, *, itemsize: int = 2, operand_bytes: float = 0.0, elements: int = ELEMENTS) -> EpilogueStage:
-    instructions = elements * OPERATIONS.get(name, 1)
+    instructions = elements * instructions_of(name, A100)
     return EpilogueStage(value_bytes=itemsize * elements, read_bytes=operand_bytes, instructions=instructions)
 
 

@@ -70,6 +70,8 @@ def test_the_terms_of_table_1() -> None:
     assert latency.threadblock_s == latency.init_s + latency.main_loop_s + latency.epilogue_s
     assert (latency.blocks_per_unit, latency.blocks_per_batch, latency.batches) == (1, 10, 1)
     assert latency.time_s == latency.threadblock_s
+    fenced = predict(ONE, replace(ROUND, barrier_ns=100.0), 1, 1)  # a slot is loaded behind the barrier that frees it
+    assert fenced.smem_load_s == pytest.approx(latency.smem_load_s + 0.1 * US)
 
 
 def test_without_pipelining_loads_and_uses_follow_each_other() -> None:

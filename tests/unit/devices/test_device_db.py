@@ -20,7 +20,18 @@ from tvm_ext.devices.rows import cpus
 from tvm_ext.devices.rows.recorded_cpus import RECORDED_ROWS
 from tvm_ext.errors import TargetError
 
-TEXT_FIELDS = {"name", "kind", "description", "aliases", "target", "facts", "layers", "peak_gflops", "instruction_gops"}
+TEXT_FIELDS = {
+    "name",
+    "kind",
+    "description",
+    "aliases",
+    "target",
+    "facts",
+    "layers",
+    "peak_gflops",
+    "instruction_gops",
+    "function_cycles",
+}
 X86_CPUS = [row.name for row in device_db.ROWS if row.kind == "cpu" and "mtriple" not in dict(row.target)]
 ROW_IDS = [row.name for row in device_db.ROWS]
 HAS_AVX512 = read_cpu_info().machine == "x86_64" and isa_of(read_cpu_info()) is cpus.AVX512
@@ -37,7 +48,7 @@ def _numbers(spec: DeviceSpec) -> Iterator[tuple[str, Any]]:
             value = getattr(layer, field.name)
             if field.name not in {"name", "description", "scope"} and value is not None:
                 yield f"layers.{layer.name}.{field.name}", value
-    for name in ("peak_gflops", "instruction_gops"):
+    for name in ("peak_gflops", "instruction_gops", "function_cycles"):
         for key, value in getattr(spec, name):
             yield f"{name}.{key}", value
 

@@ -9,8 +9,9 @@ import pytest
 
 import tvm_ext
 from tests.unit.kernels import cpu
+from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.machine import BETWEEN_CORES, OF_ONE_UNIT, WARM, Holding, Machine
+from tvm_ext.devices.machine import BETWEEN_CORES, FUNCTIONS, OF_ONE_UNIT, WARM, Holding, Machine
 
 KIB = 1024
 CAPACITIES = (2, 32, 1024, 8192, None)  # KiB of registers, L1, L2, L3 and memory
@@ -66,6 +67,13 @@ def test_measured_rates_of_instructions_overrule_the_peak() -> None:
     rates = [Machine(spec).results_per_s("float32", kind) for kind in ("fma", "add", "max")]
     assert rates == [50e9, 50e9, 20e9]  # a peak counts a multiply-add as two
     assert Machine(spec).results_per_s("float64") == 0.0
+
+
+def test_functions_take_what_the_row_says_of_them_else_what_was_counted() -> None:
+    spec = replace(cpu(), fma_pipes=2, function_cycles=(("tanh", 14.5),))
+    assert [Machine(spec).instructions(kind) for kind in ("add", "tanh", "exp")] == [1, 29.0, FUNCTIONS["exp"][0]]
+    assert Machine(lookup("nvidia-a100")).instructions("exp") == 64 / 16
+    assert Machine(lookup("nvidia-h100")).instructions("sigmoid") == FUNCTIONS["sigmoid"][0] + 2 * 128 / 16
 
 
 def test_nobody_else_asks_the_table_for_a_launch() -> None:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 
 from tests.unit.devices.measured_cpu import cpu_info_of, plan_of
 from tvm_ext._tvm import IRModule, Target, tensor, tvm
-from tvm_ext.devices import microbench, microbench_kernels, probe
+from tvm_ext.cli.devices import with_functions
+from tvm_ext.devices import device_db, microbench, microbench_kernels, probe
 from tvm_ext.devices.cpu_info import CacheInfo
 from tvm_ext.devices.microbench import BenchPlan, StreamSize
 from tvm_ext.errors import MeasurementError
+
+FUNCTION_VALUES: dict[str, Callable[[float], float]] = {
+    "exp": lambda x: math.exp(0.5 - 0.5 * x),
+    "log": lambda x: math.log(x * x + 1.5),
+    "tanh": lambda x: math.tanh(0.5 - 0.5 * x),
+    "erf": lambda x: math.erf(0.5 - 0.5 * x),
+    "sigmoid": lambda x: 1 / (1 + math.exp(0.5 * x - 0.5)),
+    "divide": lambda x: 0.5 / (x + 0.5),
+    "sqrt": lambda x: math.sqrt(0.5 * x + 0.5),
+}
 
 
 def times_of(plan: BenchPlan, **seconds: float) -> dict[str, list[float]]:
@@ -92,7 +105,7 @@ def test_micro_benchmarks_are_plausible(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(microbench, "MOST_ROUNDS", 1)
     monkeypatch.setattr(microbench, "REPEATS", 5)
     plan = plan_of()
-    found = microbench.measure(plan, limit_s=120.0)
+    found = microbench.measure(plan, limit_s=120.0, lower=partial(with_functions, device=probe.probe_cpu()))
     # What else runs may take most of any figure; the upper bounds are those of 8 GHz with four pipes and loads.
     most = 8 * 4 * plan.register_bytes * plan.core_count
     assert 0.05 < found.clock_ghz < 8
@@ -101,6 +114,9 @@ def test_micro_benchmarks_are_plausible(monkeypatch: pytest.MonkeyPatch) -> None
     assert 0.05 < found.float64_gflops < most / 4
     for rate in dict(found.streams_gb_per_s).values():
         assert 0.1 < rate < 1.5 * most
+    assert dict(found.function_cycles).keys() == microbench_kernels.FUNCTIONS.keys()
+    for cycles in dict(found.function_cycles).values():  # none is one operation, none a call of the C library a lane
+        assert 0.5 < cycles < 2e3
 
 
 def test_the_benchmarks_compute_what_they_say() -> None:
@@ -117,7 +133,15 @@ def test_the_benchmarks_compute_what_they_say() -> None:
     x = 0.5
     for _ in range(3):
         x = x * 0.5 + 3.0
-    np.testing.assert_allclose(run(microbench_kernels.fma_kernel("float32", 4, 2, 2, 3), operands, poison), x)
+    np.testing.assert_allclose(run(microbench_kernels.chain_kernel("float32", 4, 2, 2, 3), operands, poison), x)
+    halves = np.full((2, 4), 0.5, "float32")
+    for name, value in FUNCTION_VALUES.items():
+        x = 0.5
+        for _ in range(3):
+            x = value(x)
+        kernel = microbench_kernels.chain_kernel("float32", 4, 2, 2, 3, microbench_kernels.FUNCTIONS[name])
+        lowered = with_functions(kernel, device_db.lookup("cpu-sse2"))
+        np.testing.assert_allclose(run(lowered, halves, poison), x, rtol=1e-5, err_msg=name)
     width = microbench_kernels.LOAD_CHAINS * 4
     data = np.random.default_rng(0).random((2, 3 * width), "float32")
     expected = 2 * data.reshape(2, 3, width).sum(axis=1, dtype="float64")

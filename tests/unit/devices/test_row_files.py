@@ -44,6 +44,7 @@ def as_measured(spec: DeviceSpec, **changes: float) -> CpuMeasurement:
         float64_gflops=spec.peak_gflops_of("float64") or 0,
         streams_gb_per_s=tuple((layer.name, layer.bandwidth_gb_per_s or 0) for layer in spec.layers[1:]),
         launch_overhead_us=spec.launch_overhead_us or 0,
+        function_cycles=spec.function_cycles,
         spread=0.05,
         rounds=2,
     )

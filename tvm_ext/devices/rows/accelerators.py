@@ -10,7 +10,7 @@ from ..capabilities import capability_of
 from ..device_facts import LayerText, fact, spec_from_facts
 from ..gpu import SECTOR_BYTES, WARP
 from ..hal import DeviceSpec, Fact
-from .cuda_limits import CUDA_GUIDE, limit_facts
+from .cuda_limits import CUDA_GUIDE, limit_facts, rate_facts
 
 PAPER = "Roller (OSDI'22) §4"
 ARTIFACT = "Roller artifact, microsoft/nnfusion branch osdi22_artifact, artifacts/roller/arch"
@@ -75,6 +75,7 @@ def _cuda(
         schedulers=PAPER if in_paper else CUDA_GUIDE,
         static=f"{PAPER} (deviceQuery); {CUDA_GUIDE}: static limit",
     )
+    peak = next(float(item.value) for item in facts if item.used and item.field == "peak_gflops.float32")
     shared = (
         fact("compute_capability", f"{version[0]}.{version[1]}", "major.minor", CUDA_GUIDE),
         fact("teu_lanes", WARP, "threads", f"{PAPER}: the TEU is a warp"),
@@ -99,7 +100,7 @@ def _cuda(
         aliases=aliases,
         target=(("arch", architecture), ("kind", "cuda")),
         layers=GPU_LAYERS,
-        facts=(*limits, *shared, *facts),
+        facts=(*limits, *shared, *facts, *rate_facts(version, peak)),
     )
 
 
@@ -310,6 +311,9 @@ MI50 = spec_from_facts(
         fact("layers.L2.cache_bytes", 4 * 1024 * 1024, "bytes", "AMD Vega 20: 16 channels x 256 KiB"),
         fact("peak_gflops.float32", 12000.0, "GFLOP/s", f"{ARTIFACT}/MI50.py; {PAPER}: measured"),
         fact("peak_gflops.float32", 13300.0, "GFLOP/s", f"{MI50_SHEET}, theoretical", used=False),
+        fact(
+            "instruction_gops.float32.exp", 1500.0, "Gop/s", "a quarter of the multiply-adds; AMD Vega ISA: v_exp_f32"
+        ),
         fact("peak_gflops.float16", 26500.0, "GFLOP/s", f"{MI50_SHEET}, theoretical"),
         fact("peak_gflops.float64", 6600.0, "GFLOP/s", f"{MI50_SHEET}, theoretical"),
         fact("peak_gflops.int8", 53000.0, "GFLOP/s", f"{MI50_SHEET}, theoretical"),

@@ -12,6 +12,7 @@ from ..hal import Fact
 CUDA_GUIDE = "CUDA C++ Programming Guide, technical specifications per compute capability"
 CALCULATOR = "NVIDIA's occupancy calculator (cuda_occupancy.h, CUDA 13.0)"
 TUNING_GUIDES = "NVIDIA Ampere and Hopper tuning guides: 1 KiB reserved for each block"
+CUDA_RATES = "CUDA C++ Programming Guide, throughput of native arithmetic instructions"
 KIB = 1024  # bytes, by definition (IEC 80000-13)
 
 
@@ -19,7 +20,8 @@ KIB = 1024  # bytes, by definition (IEC 80000-13)
 class CudaLimits:
     """Of one capability; shared memory in KiB, but for ``granule_bytes``: what a block's is rounded up to.
 
-    ``opt_in_kib`` is what a block may have on request beyond 48 KiB, None where it may not.
+    ``opt_in_kib`` is what a block may have on request beyond 48 KiB, None where it may not. ``fma_rate`` and the like
+    are results a clock in float32 of multiply-adds, maxima, 2^x and conversions; None: no source was found.
     """
 
     schedulers: int = 4
@@ -30,18 +32,31 @@ class CudaLimits:
     opt_in_kib: int | None = None
     reserved_kib: int = 0
     granule_bytes: int = 128
+    fma_rate: int = 64
+    max_rate: int = 64
+    exp_rate: int = 16
+    convert_rate: int | None = 16
 
 
 CUDA_LIMITS: Mapping[tuple[int, int], CudaLimits] = MappingProxyType(
     {
-        (3, 7): CudaLimits(blocks=16, registers=131072, shared_kib=112, granule_bytes=256),
-        (6, 0): CudaLimits(schedulers=2, shared_kib=64, granule_bytes=256),
+        (3, 7): CudaLimits(
+            blocks=16,
+            registers=131072,
+            shared_kib=112,
+            granule_bytes=256,
+            fma_rate=192,
+            max_rate=160,
+            exp_rate=32,
+            convert_rate=32,
+        ),
+        (6, 0): CudaLimits(schedulers=2, shared_kib=64, granule_bytes=256, max_rate=32),
         (7, 0): CudaLimits(shared_kib=96, opt_in_kib=96, granule_bytes=256),
         (7, 5): CudaLimits(threads=1024, blocks=16, shared_kib=64, opt_in_kib=64, granule_bytes=256),
         (8, 0): CudaLimits(shared_kib=164, opt_in_kib=163, reserved_kib=1),
-        (8, 6): CudaLimits(threads=1536, blocks=16, shared_kib=100, opt_in_kib=99, reserved_kib=1),
-        (8, 9): CudaLimits(threads=1536, blocks=24, shared_kib=100, opt_in_kib=99, reserved_kib=1),
-        (9, 0): CudaLimits(shared_kib=228, opt_in_kib=227, reserved_kib=1),
+        (8, 6): CudaLimits(threads=1536, blocks=16, shared_kib=100, opt_in_kib=99, reserved_kib=1, fma_rate=128),
+        (8, 9): CudaLimits(threads=1536, blocks=24, shared_kib=100, opt_in_kib=99, reserved_kib=1, fma_rate=128),
+        (9, 0): CudaLimits(shared_kib=228, opt_in_kib=227, reserved_kib=1, fma_rate=128, convert_rate=None),
     }
 )
 """A new device of one of these needs no new line here; one of a new capability needs one."""
@@ -75,3 +90,22 @@ def limit_facts(capability: tuple[int, int], *, schedulers: str = CUDA_GUIDE, st
     if limits.reserved_kib:
         found.append(fact("layers.L1.block_reserved_bytes", limits.reserved_kib * KIB, "bytes", TUNING_GUIDES))
     return found
+
+
+def rate_facts(capability: tuple[int, int], peak_gflops: float) -> list[Fact]:
+    """Results of instructions that are slower than multiply-adds, in 10^9/s, for a row's peak in float32.
+
+    Worked example, exp on an A100: 16 results a clock beside 64 multiply-adds, a quarter of 9750: 2437.5.
+    """
+    limits = CUDA_LIMITS[capability]
+    rates = {"max": limits.max_rate, "exp": limits.exp_rate, "convert": limits.convert_rate}
+    return [
+        fact(
+            f"instruction_gops.float32.{kind}",
+            peak_gflops / 2 * rate / limits.fma_rate,
+            "Gop/s",
+            f"{rate} results a clock, {limits.fma_rate} multiply-adds; {CUDA_RATES}",
+        )
+        for kind, rate in rates.items()
+        if rate is not None and rate != limits.fma_rate
+    ]

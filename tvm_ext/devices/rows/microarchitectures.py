@@ -15,7 +15,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..hal import DeviceSpec
-from .cpus import AVX2, AVX512, CPU_AVX2, CPU_AVX512, INTEL_MANUAL, NEON, CpuShape, Isa, cpu_spec, llvm_target
+from .cpus import (
+    AVX2,
+    AVX512,
+    CPU_AVX2,
+    CPU_AVX512,
+    INTEL_MANUAL,
+    NEON,
+    ON_ZEN4,
+    ZEN4_AVX512,
+    CpuShape,
+    Isa,
+    cpu_spec,
+    llvm_target,
+)
 
 KIB, MIB = 1024, 1024 * 1024  # bytes, by definition (IEC 80000-13)
 MEASURED = "measured under KVM"
@@ -79,9 +92,13 @@ def _amd(family: int, *ranges: range) -> frozenset[tuple[str, int, int]]:
 def _core(
     isa: Isa, pipes: int, loads: int, l1: float, l2: float, l3: float, *, ways: int, pages: int, source: str
 ) -> Isa:
-    """A core with ``isa``: FMAs and loads of a register per cycle, bytes per cycle by layer, ways of L2, TLB pages."""
+    """A core with ``isa``: FMAs and loads of a register per cycle, bytes per cycle by layer, ways of L2, TLB pages.
+
+    Functions take their cycles of as many pipes as there are.
+    """
     return replace(
         isa,
+        function_cycles={name: cycles * isa.fma_pipes / pipes for name, cycles in isa.function_cycles.items()},
         fma_pipes=pipes,
         loads_per_cycle=loads,
         l1_bytes_per_cycle=l1,
@@ -218,7 +235,11 @@ MICROARCHITECTURES = (
         description="AMD Zen 4 (EPYC 9004, Ryzen 7000): 512-bit operations in two halves",
         core_ids=_amd(0x19, range(0x10, 0x20), range(0x60, 0xB0)),
         isas=(
-            _core(AVX512, 1, 1, 64, 29, 27, ways=8, pages=3072, source=f"rates as {ZEN4}"),
+            replace(
+                _core(AVX512, 1, 1, 64, 29, 27, ways=8, pages=3072, source=f"rates as {ZEN4}"),
+                function_cycles=ZEN4_AVX512,
+                function_source=f"{ON_ZEN4} with AVX-512",
+            ),
             _core(AVX2, 2, 2, 64, 29, 27, ways=8, pages=3072, source=ZEN4),
         ),
         shape=_machine("AMD EPYC 9B14", 96, 2.9, (32, 1024, 32768), 460.8, "12 channels DDR5-4800 x 8 bytes", MEASURED),

@@ -9,9 +9,10 @@ from math import prod
 from tvm_ext._tvm import Buffer
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
-from tvm_ext.cost.cell_time import ACTIVATION_OPERATIONS, CellClock
+from tvm_ext.cost.cell_time import CellClock
 from tvm_ext.cost.row_time import operations_per_point
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import SERIAL, outer_kind
 from tvm_ext.records.cell import CellTiles, CellWork
@@ -52,7 +53,7 @@ class CellPart(KernelPart[None]):
 
 
 def _step_form(cell: Cell, step: CellStep, params: Sequence[Buffer], device: DeviceSpec) -> Form:
-    clock = CellClock(_work(cell, step), device)
+    clock = CellClock(_work(cell, step, Machine(device)), device)
     tiles = clock.usual_tiles()
     if tiles is None:
         raise IllegalRewrite(f"{device.name} has no SIMD registers for the units of a cell")
@@ -64,7 +65,7 @@ def _step_form(cell: Cell, step: CellStep, params: Sequence[Buffer], device: Dev
     return Form(path="rtile", statements=(statement,), program=program, notes=(note,), packs=packs)
 
 
-def _work(cell: Cell, step: CellStep) -> CellWork:
+def _work(cell: Cell, step: CellStep, machine: Machine) -> CellWork:
     return CellWork(
         rows=cell.rows,
         units=cell.units,
@@ -76,7 +77,7 @@ def _work(cell: Cell, step: CellStep) -> CellWork:
             )
             for product in step.products
         ),
-        operations=sum(operations_per_point(value.computation, ACTIVATION_OPERATIONS) for value in step.values),
+        operations=sum(operations_per_point(value.computation, machine) for value in step.values),
     )
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from tvm_ext.analysis.computation_exprs import tensor_expr_of, tensor_numbers
+from tvm_ext.analysis.computation_exprs import count_operations, tensor_expr_of, tensor_numbers
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.analysis.tile_workload import ROWS, tile_machine, without_names
-from tvm_ext.cost.row_time import RowClock, is_vectorised, operations_per_point, reduction_lanes
+from tvm_ext.cost.row_time import RowClock, is_vectorised, reduction_lanes
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import PARALLEL, SERIAL, outer_kind
 from tvm_ext.records.measurement import MeasuredWorkload
@@ -71,7 +71,7 @@ class RowPart(KernelPart[RowTiles]):
         """Names do not count."""
         computations = self.rows.computations
         exprs = tuple(without_names(tensor_expr_of(computation, name="")) for computation in computations)
-        operations = tuple(float(operations_per_point(computation)) for computation in computations)
+        operations = tuple(float(count_operations(computation.value)) for computation in computations)
         structure = _RowStructure(computations=exprs, operations=operations, tensors=tensor_numbers(computations))
         dtype = ",".join(sorted({expr.output.dtype for expr in exprs}))
         return replace(tile_machine(self.context.device, ROWS), structure=to_json(structure), dtype=dtype)
