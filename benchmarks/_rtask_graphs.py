@@ -6,8 +6,9 @@ the launch, is shared out among them (`tvm_ext.cost.gpu_rtasks`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from tvm_ext._tvm import CALL_TIR, IRModule, PrimFunc, Sequential, relax, structural_walk, tirx, tvm
 from tvm_ext.cost.gpu_rtasks import gpu_rkernel, shortest_s, unplanned_registers
@@ -23,6 +24,7 @@ from tvm_ext.records.choice import ALTERNATIVES, GpuPlan, KernelChoice
 from tvm_ext.records.rammer import RAMMER, RammerRecord, RegionRecord
 from tvm_ext.records.rtasks import Need, RKernel, ROperator, RTaskGraph
 from tvm_ext.records.serialise import from_json
+from tvm_ext.support.files import write_atomically
 
 
 def graph_of(mod: IRModule, device: str) -> RTaskGraph:
@@ -35,6 +37,18 @@ def graph_of(mod: IRModule, device: str) -> RTaskGraph:
     with EXCLUSIVE, plan.target:
         kernels = plan.construct(mod)
     return read_graph(kernels, plan)
+
+
+def kept_graph(name: str, device: str, folder: str, make: Callable[[], IRModule]) -> RTaskGraph:
+    """The graph of network ``name``, which ``make`` makes, from ``folder`` if it is there; "": kept nowhere."""
+    path = Path(folder) / f"{name}@{device}.json"
+    if folder and path.is_file():
+        return RTaskGraph.from_json(path.read_text(encoding="utf-8"))
+    graph = graph_of(make(), device)
+    if folder:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, graph.to_json().encode())
+    return graph
 
 
 def scheduled_on_cpu(mod: IRModule, device: str) -> RegionRecord:

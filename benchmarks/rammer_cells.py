@@ -20,7 +20,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from _common import current_environment, progress, result_path, show, write_results
-from _rtask_graphs import constructed_alone, graph_of
+from _rtask_graphs import constructed_alone, kept_graph
 from rammer_simulated import GLOBAL, SHOWN, simulated
 from rich.table import Table
 
@@ -28,10 +28,10 @@ from benchmarks.networks import models
 from benchmarks.networks.random_cells import CELLS
 from tests.support.case_workers import Trial, run_trials
 from tvm_ext import relay
+from tvm_ext._tvm import IRModule
 from tvm_ext.devices import device_db
 from tvm_ext.records.rtasks import RTaskGraph
 from tvm_ext.relay_passes.wavefronts.wavefront_policy import waves
-from tvm_ext.support.files import write_atomically
 
 IRREGULAR = 2.0
 """A cell is irregular where a wave's longest operator has so many times the work of its shortest. The paper says no
@@ -94,25 +94,18 @@ def is_irregular(graph: RTaskGraph) -> bool:
 
 def cell_times(wanted: Wanted) -> CellTimes:
     """The times of a cell by each schedule; nothing of a regular one."""
-    graph, row = _graph(wanted), device_db.lookup(wanted.device)
+    name, row = f"nasbench_{wanted.index}", device_db.lookup(wanted.device)
+
+    def network() -> IRModule:
+        return relay.bind_params(*relay.frontend.from_onnx(models.build_model(name)))
+
+    graph = kept_graph(name, row.name, wanted.folder, network)
     if not is_irregular(graph):
         return CellTimes(index=wanted.index, times_us={})
     one = constructed_alone(graph)
     runs = {policy: (one, policy) for policy in (*SHOWN, GLOBAL)} | {SEVERAL: (graph, "list")}
     times = {name: simulated("cell", own, row, policy)[0].makespan_ms * 1e3 for name, (own, policy) in runs.items()}
     return CellTimes(index=wanted.index, times_us=times)
-
-
-def _graph(wanted: Wanted) -> RTaskGraph:
-    name = f"nasbench_{wanted.index}"
-    path = Path(wanted.folder) / f"{name}@{wanted.device}.json" if wanted.folder else None
-    if path is not None and path.is_file():
-        return RTaskGraph.from_json(path.read_text(encoding="utf-8"))
-    graph = graph_of(relay.bind_params(*relay.frontend.from_onnx(models.build_model(name))), wanted.device)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, graph.to_json().encode())
-    return graph
 
 
 def _failure(wanted: Wanted, outcome: str, problem: str, _seconds: float) -> CellTimes:

@@ -1,6 +1,7 @@
 """Rammer's models on GPUs, simulated: rTasks co-scheduled in one launch, against a launch for each operator.
 
     python benchmarks/rammer_simulated.py --device nvidia-v100 --device nvidia-a100 --device nvidia-h200
+    python benchmarks/rammer_simulated.py --brief --device nvidia-v100 --device amd-mi50
     python benchmarks/rammer_simulated.py lstm_tc --picture /tmp
     python benchmarks/rammer_simulated.py lstm_tc resnext29 --batch 4 --batch 16
 
@@ -13,6 +14,7 @@ the schedules. Random cells (§5.2.5) are `rammer_cells.py`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import time
@@ -23,7 +25,7 @@ from typing import Annotated
 
 import typer
 from _common import current_environment, progress, result_path, show, write_results
-from _rtask_graphs import chosen_alone, constructed_alone, graph_of, scheduled_on_cpu
+from _rtask_graphs import chosen_alone, constructed_alone, graph_of, kept_graph, scheduled_on_cpu
 from _schedules import gantt_file, paper_ms, unit_activity
 from rich.table import Table
 
@@ -249,6 +251,8 @@ def main(
     output: Annotated[Path | None, typer.Option(help="The JSON file.")] = None,
     batch: Annotated[list[int], typer.Option(help="Of the models.")] = [1],  # noqa: B006
     picture: Annotated[Path | None, typer.Option(help="A folder for pictures of the schedules.")] = None,
+    graphs: Annotated[str, typer.Option(help="A folder that keeps the graphs of --brief.")] = "",
+    brief: Annotated[bool, typer.Option("--brief", help="One kernel an operator, the main policies alone.")] = False,
 ) -> None:
     """Simulate, print, and write JSON."""
     environment = current_environment()
@@ -256,10 +260,10 @@ def main(
     results: list[Simulated] = []
     with progress() as step:
         for name, size in itertools.product(names or models.RAMMER, batch):
-            mod = relay.bind_params(*relay.frontend.from_onnx(models.build_model(name, batch=size)))
             for row in map(device_db.lookup, device):
                 step(f"{name} of batch {size} on {row.name}")
-                results += (dataclasses.replace(found, batch=size) for found in _runs(name, mod, row, picture))
+                runs = _brief(name, size, row, graphs) if brief else _runs(name, size, row, picture)
+                results += (dataclasses.replace(found, batch=size) for found in runs)
                 write_results(path, "rammer-simulated", environment, results)
     for row_name, size in dict.fromkeys((item.device, item.batch) for item in results):
         own = [item for item in results if (item.device, item.batch) == (row_name, size)]
@@ -267,11 +271,25 @@ def main(
             show(cpu_table(row_name, own))
         else:
             show(model_table(row_name, own))
-            show(kernel_table(own))
+            if not brief:
+                show(kernel_table(own))
 
 
-def _runs(name: str, mod: IRModule, row: DeviceSpec, picture: Path | None) -> Iterator[Simulated]:
+@functools.lru_cache(maxsize=1)
+def _network(name: str, batch: int) -> IRModule:
+    return relay.bind_params(*relay.frontend.from_onnx(models.build_model(name, batch=batch)))
+
+
+def _brief(name: str, batch: int, row: DeviceSpec, graphs: str) -> Iterator[Simulated]:
+    """The policies that are shown, with the kernels that are constructed first."""
+    kept = name if batch == 1 else f"{name}-batch{batch}"
+    graph = constructed_alone(kept_graph(kept, row.name, graphs, functools.partial(_network, name, batch)))
+    yield from (simulated(name, graph, row, policy)[0] for policy in SHOWN)
+
+
+def _runs(name: str, batch: int, row: DeviceSpec, picture: Path | None) -> Iterator[Simulated]:
     """All that is simulated of a model on a device; pictures go to the folder ``picture``."""
+    mod = _network(name, batch)
     if row.kind == "cpu":
         yield from on_cpu(name, scheduled_on_cpu(mod, row.name), row)
         return

@@ -112,3 +112,14 @@ def test_irregular_cells_are_found_and_compared(
     console.print(cells.gain_table(list(results.values())))
     text = console.export_text()
     assert "5 irregular of 15 cells (33.3 %; paper 28.3 %)" in text and "1.11 (1.89)" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnext29", "nasnet", "deepspeech2", "lstm_tc", "seq2seq_nmt"])
+def test_segments_are_quicker_than_the_paper_s_policy_and_than_lists(script: ModuleType, name: str) -> None:
+    """Of the six networks on a V100; of AlexNet, eleven operators in a row with a vEU a unit each, all are the same."""
+    mod = relay.bind_params(*relay.frontend.from_onnx(models.build_model(name)))
+    graph = script.constructed_alone(script.graph_of(mod, V100.name))
+    found = {policy: script.simulated(name, graph, V100, policy)[0] for policy in script.SHOWN}
+    print({policy: (round(item.makespan_ms, 4), item.programs) for policy, item in found.items()})
+    assert found["segments"].makespan_ms < min(found["list"].makespan_ms, found["wavefront"].makespan_ms)

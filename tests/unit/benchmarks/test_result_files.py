@@ -42,7 +42,7 @@ BESIDE = {
     "metaschedule_model.py": "MetaSchedule's records, in a folder of their own",
     "tuning_measured.py": "which kernels a folder of compiled ones has, beside them",
     "rammer_simulated.py": "pictures of the schedules, where a folder is named for them",
-    "rammer_cells.py": "graphs of cells, where a folder is named to keep them",
+    "_rtask_graphs.py": "graphs of networks, where a folder is named to keep them",
     "trace_model/learner.py": "what it has learnt, where MetaSchedule asks for it",
     "threads_beside.py": "the limits of a control group that it makes and removes",
 }

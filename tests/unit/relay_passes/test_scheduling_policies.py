@@ -122,3 +122,19 @@ def test_segments_have_as_many_veus_as_suit_them() -> None:
     assert [program.device.veus_per_unit for program in found["segments"].programs] == [8, 2, 8]
     assert times["segments"] == pytest.approx((4 + 2 + 10 * 4 + 9 * 0.7 + 4) * 1e-6)
     assert times["list"] > 1.1 * times["segments"]
+
+
+def test_short_operators_in_a_row_stay_on_a_veu() -> None:
+    """A hundred of four rTasks of 0.02 us behind a long one: by earliest end alone they would wait for each other."""
+    long = RKernel(name="long", task_count=8, task_s=10e-6)
+    short = RKernel(name="short", task_count=4, task_s=0.02e-6)
+    operators = [ROperator(name="o0", kernels=(long,))]
+    operators += (ROperator(name=f"o{place}", kernels=(short,), predecessors=(place - 1,)) for place in range(1, 101))
+    graph = RTaskGraph(operators=tuple(operators))
+
+    def make(need: Need) -> VDevice:
+        return VDevice(name="gpu", unit_count=8, launch_s=2e-6, task_overhead_s=0.2e-6, barrier_s=0.7e-6)
+
+    times = {name: simulate(schedule(graph, make, name), graph).makespan_s for name in ("list", "segments")}
+    assert times["segments"] == pytest.approx((2 + 0.2 + 10 + 0.7 + 100 * (0.2 + 0.08)) * 1e-6)
+    assert times["list"] > 2 * times["segments"]

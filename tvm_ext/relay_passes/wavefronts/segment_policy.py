@@ -9,6 +9,9 @@ Worked example, 80 units, a launch of 2 us, three operators in a row. The first 
 that need a unit each. The middle one has 640, of which a unit runs one in 2 us and 8 together in 4 us. One rProgram
 has one vEU a unit and takes 10 + 16 + 10 us, three take 10 + 4 + 10 us and two more launches.
 
+rTasks of an operator that take less than a barrier one after another stay on one vEU, where what needs them may follow
+without a barrier: 100 pieces that are split off in turn, each by 4 rTasks of 0.02 us, wait for none.
+
 Of open segments with equally many vEUs the one that ends first goes on, so that the search grows with the number of
 waves alone.
 """
@@ -18,12 +21,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from tvm_ext.records.rtasks import RTaskGraph, RTaskProgram, VDevice, need_of
 
 from .earliest_finish import append_earliest
 from .kernel_choice import Chosen, KernelChoices, MakeDevice
 from .list_policy import list_plans, plans_of, quickest
-from .program_plan import ProgramPlan
+from .program_plan import ProgramPlan, Shares
 from .simple_policies import plan_launches
 from .wavefront_policy import separable, waves
 
@@ -124,8 +129,15 @@ class _Cuts:
         return bool(ended)
 
     def _append(self, plan: ProgramPlan, chosen: Chosen) -> ProgramPlan:
-        for pair in chosen:
-            append_earliest(plan, *pair)
+        """``chosen`` behind ``plan``: rTasks where they end first, those that are shorter than a barrier together."""
+        for operator, kernel in chosen:
+            kind, device = self._choices.kernel(operator, kernel), plan.device
+            if (kind.task_count - 1) * kind.task_s_beside(device.veus_per_unit) < device.barrier_s:
+                counts = np.zeros(device.veu_count, dtype=np.int64)
+                counts[np.argmin(plan.starts(operator))] = kind.task_count
+                plan.append(operator, kernel, Shares.of(counts))
+            else:
+                append_earliest(plan, operator, kernel)
         return plan
 
     def _anew(self, way: _Way) -> Sequence[ProgramPlan]:
