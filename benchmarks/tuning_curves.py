@@ -186,6 +186,7 @@ def measured_curve(record: dict[str, Any], method: str, seeds: int) -> TuningCur
         candidates=len(machine.space),
         seeds=seeds,
         best_in_k=_mean_of(runs),
+        held_out=record["operator"].endswith("held_out"),
         constructed=round(machine.constructed, 4),
     )
 

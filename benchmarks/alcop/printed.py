@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tvm_ext.autotune.cpu_space import CpuTileSpace
 from tvm_ext.autotune.gpu_space import MatrixTileSpace
 from tvm_ext.cost.pipeline_equations import bytes_per_s, register_load, throughput
 from tvm_ext.cost.pipeline_model import PipelineLatency, predict
@@ -68,9 +69,12 @@ def predict_printed(
     )
 
 
-def bottleneck_order(space: MatrixTileSpace) -> Integers:
+def bottleneck_order(space: MatrixTileSpace | CpuTileSpace) -> Integers:
     """Places of a space, best first by the simpler model."""
-    seconds = largest(*bottleneck_terms(space.predictions.loops, space.device))
+    if isinstance(space, CpuTileSpace):
+        seconds = space.predictions.bottleneck_s
+    else:
+        seconds = largest(*bottleneck_terms(space.predictions.loops, space.device))
     return np.argsort(np.asarray(seconds, dtype=np.float64), kind="stable")
 
 

@@ -103,6 +103,31 @@ def _speech() -> Network:
     return Network(package="transformers", make=make, inputs={names[0]: (1, 16000)})
 
 
+def _gpt2() -> Any:
+    """GPT-2 (124 million parameters): one more token behind those whose keys and values are given."""
+    torchvision_models()  # transformers imports it
+    import transformers
+    from torch import cat
+
+    settings = transformers.GPT2Config(attn_implementation="eager")
+    module = transformers.GPT2LMHeadModel(settings)
+
+    def call(token: Any, past: Any) -> Any:
+        cache = transformers.DynamicCache()
+        for layer in range(settings.n_layer):
+            cache.update(past[:, 2 * layer], past[:, 2 * layer + 1], layer)
+        answer = module(input_ids=token, past_key_values=cache, use_cache=True)
+        new = [getattr(own, kind)[:, None, :, -1:] for own in cache.layers for kind in ("keys", "values")]
+        return answer.logits, cat(new, 1)
+
+    return adapted(call, module)
+
+
+def _decoder() -> Network:
+    inputs = {"token": (1, 1), "past": (1, 24, 12, 128, 64)}
+    return Network(package="transformers", make=_gpt2, inputs=inputs, below={"token": 50257})
+
+
 TIMED: Mapping[str, Network] = {
     # torchvision
     "resnet18": _torchvision("resnet18"),
@@ -153,7 +178,9 @@ TIMED: Mapping[str, Network] = {
     "convmixer": _timm("convmixer_768_32", side=112),
     "rexnet": _timm("rexnet_100"),
     "vit": _timm("deit_tiny_patch16_224"),
+    "vit_b": _torchvision("vit_b_16"),
     "mixer": _timm("mixer_s16_224"),
     # transformers
     "wav2vec2": _speech(),
+    "gpt2_decode": _decoder(),
 }

@@ -87,3 +87,20 @@ def test_slow_candidates_drop_out_and_every_one_is_sampled(scripts: Any) -> None
 
     measured.measure_rounds([lambda: work(0), lambda: work(1)], samples, time.monotonic() + 0.4, 1)
     assert len(samples[0]) > len(samples[1]) >= 2
+
+
+def test_rankings_of_a_measured_space_find_its_best(scripts: Any) -> None:
+    """Times that are the model's own: its ranking finds the best at once, the simpler model within all candidates."""
+    import tuning_curves  # type: ignore[import-not-found]
+
+    tiles, families, measured = scripts
+    device, target = device_for_target("llvm")
+    case = tiles.prepare("small", tiles.matmul_model("small", 21, 24, 70), with_unit_count(device, 1), target, 3)
+    space = families.space_of(case)
+    seconds = space.predictions.time_s
+    record = measured._record("held_out", case, space, [[own * 1e6] for own in seconds])
+    for method in ("bottleneck ranking", "analytical ranking"):
+        curve = tuning_curves.measured_curve(record, method, 1)
+        assert curve.held_out
+        assert 0.0 < curve.best_in_k[1] <= curve.best_in_k[50] <= 1.0
+    assert curve.best_in_k[1] > 0.999
