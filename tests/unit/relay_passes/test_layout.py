@@ -149,6 +149,21 @@ def test_what_stands_alone_stays_as_it_is(graph: Graph, block) -> None:
     assert transforms(block(mod, "NCHWc")) >= 1  # the switch that says always
 
 
+def padded(builder: Any, inputs: Any) -> Any:
+    """A depthwise convolution whose padding is a value of its own, as of a quantised activation with a zero point."""
+    value = conv(builder, inputs[0], 32)
+    value = builder.emit(op.nn.pad(value, [0, 0, 0, 0, 1, 2, 0, 1], pad_value=0.25))
+    return conv(builder, value, 32, groups=32, padding=0)
+
+
+def test_padding_within_a_chain_is_of_blocks(block) -> None:
+    after = block(module(padded, (1, 32, 14, 14)))
+    assert {"conv2d_NCHW16c", "nn.pad", "depthwise_conv2d_NCHW16c"} <= set(calls(after))
+    assert transforms(after) == 1  # a convolution reads NCHW as well
+    behind = module(lambda b, x: op.nn.pad(x[0], [0, 0, 0, 16, 1, 1, 1, 1]), (1, 32, 14, 14))
+    assert calls(block(behind, "NCHWc")) == ["nn.pad"]  # more channels: other blocks
+
+
 def test_a_convolution_to_odd_channels_reads_blocks(block) -> None:
     def graph(builder: Any, inputs: Any) -> Any:
         value = builder.emit(op.nn.max_pool2d(conv(builder, inputs[0], 64), (3, 3), (2, 2)))
@@ -269,6 +284,10 @@ def test_poolings_compute_what_they_did() -> None:
     mod = module(graph, (2, 5, 11, 9))
     same_meaning(mod, (2, 5, 11, 9))
     assert transforms(BlockChannels(lookup("cpu-avx512"), "NCHWc")(mod)) == 4  # the four that leave several elements
+
+
+def test_padding_computes_what_it_did() -> None:
+    same_meaning(module(padded, (2, 32, 9, 7)), (2, 32, 9, 7))
 
 
 def test_residual_adds_and_concatenation() -> None:

@@ -132,6 +132,7 @@ class _Rewrite(CallRewriter):
             "convolution": self._convolution,
             "depthwise": self._depthwise,
             "pool": self._pool,
+            "pad": self._pad,
             "element-wise": self._element_wise,
             "concat": self._concat,
             "reduce": self._reduce,
@@ -190,6 +191,11 @@ class _Rewrite(CallRewriter):
             attrs.count_include_pad,
             layout=f"NCHW{self.block}c",
         )
+
+    def _pad(self, operator: Operator) -> Expr:
+        attrs = operator.call.attrs
+        widths = [*map(int, attrs.pad_width), 0, 0]  # the block is a fifth axis, behind
+        return relax.op.nn.pad(self._blocked(operator.data[0]), widths, attrs.pad_mode, float(attrs.pad_value))
 
     def _concat(self, operator: Operator) -> Expr:
         parts = [self._blocked(part) for part in operator.data]

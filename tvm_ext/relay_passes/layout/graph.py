@@ -4,8 +4,8 @@ Three ways an operator may care about layouts:
 
 * *free*: a dense or grouped convolution reads either layout and writes either: it loads its data one element at a time
   (broadcast over output channels), so only the order of its output is at stake;
-* *tied*: pooling, depthwise convolution, element-wise, concatenation, windows over depth: what is read and written
-  must agree;
+* *tied*: pooling, depthwise convolution, padding, element-wise, concatenation, windows over depth: what is read and
+  written must agree;
 * everything else reads and writes NCHW.
 """
 
@@ -35,7 +35,7 @@ from tvm_ext.errors import IllegalRewrite
 from .blocked import shape_of
 from .depth import DEPTH
 
-Role = Literal["convolution", "depthwise", "pool", "element-wise", "concat", "reduce", "depth"]
+Role = Literal["convolution", "depthwise", "pool", "pad", "element-wise", "concat", "reduce", "depth"]
 
 _ELEMENT_WISE = """
 abs add astype ceil clip cos divide erf exp floor log maximum minimum multiply negative power round rsqrt sigmoid sign
@@ -120,6 +120,9 @@ def _read(mod: IRModule, variable: Var, call: Call, lanes: int) -> Operator | No
         return _reduction(variable, call, lanes)
     if name == "relax.concat":
         return _concat(variable, call, lanes)
+    if name == "relax.nn.pad":
+        legal = is_blockable(call.args[0], lanes) and not any(call.attrs.pad_width[:4])
+        return Operator(variable=variable, call=call, block=lanes, role="pad", data=(call.args[0],)) if legal else None
     return _element_wise(variable, call, lanes) if name in ELEMENT_WISE else None
 
 
