@@ -30,32 +30,21 @@ from tvm_ext._tvm import (
     IRModule,
     PassContext,
     Target,
-    TeTensor,
     expr_mutator,
     module_pass,
     relax,
-    te,
-    tirx,
 )
 from tvm_ext.analysis.relax_values import operator_name, static_shape
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 
+from .layout.weave import PhaseRange, Weave, woven
 from .rewriting import CallRewriter
 
 TRANSPOSED = "relax.nn.conv2d_transpose"
 
 LEAST_SAVED = 8e6
 """A choice: multiply-adds of zeros, about 20 us, for which a convolution is worth cutting into up to four."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseRange:
-    """The phases ``first`` to ``first + count - 1`` of one dimension, each with ``taps``."""
-
-    first: int
-    count: int
-    taps: int
 
 
 def parts(kernel: int, stride: int) -> list[PhaseRange]:
@@ -93,7 +82,11 @@ def _phases(size: int, kernel: int, stride: int, padding: tuple[int, int], extra
 
 
 def phase_filters(weight: Array, strides: Sequence[int], groups: int, rows: PhaseRange, columns: PhaseRange) -> Array:
-    """The filters [F * y * x, C / groups, jy, jx] of some phases, from a transposed kernel [C, F / groups, ky, kx]."""
+    """The filters of some phases, from a transposed kernel [C, F / groups, ky, kx].
+
+    Those of a GPU are [F * y * x, C / groups, jy, jx], of a CPU [groups * y * x * (F / groups), ...]: neighbouring
+    channels are of one phase.
+    """
     channels, filters, *kernel = weight.shape
     taps = [ceil_div(k, s) for k, s in zip(kernel, strides, strict=True)]
     whole = np.zeros((channels, filters, taps[0] * strides[0], taps[1] * strides[1]), weight.dtype)
@@ -102,7 +95,8 @@ def phase_filters(weight: Array, strides: Sequence[int], groups: int, rows: Phas
     split = whole.reshape(groups, channels // groups, filters, taps[0], strides[0], taps[1], strides[1])
     some = split[:, :, :, : rows.taps, rows.first : rows.first + rows.count]
     some = some[:, :, :, :, :, : columns.taps, columns.first : columns.first + columns.count]
-    ordered = some[:, :, :, ::-1, :, ::-1, :].transpose(0, 2, 4, 6, 1, 3, 5)
+    order = (0, 2, 4, 6, 1, 3, 5) if _is_gpu() else (0, 4, 6, 2, 1, 3, 5)
+    ordered = some[:, :, :, ::-1, :, ::-1, :].transpose(order)
     return np.ascontiguousarray(ordered.reshape(-1, channels // groups, rows.taps, columns.taps))
 
 
@@ -148,7 +142,15 @@ class _Expand(CallRewriter):
         filters = weight.shape[1] * groups
         if _is_gpu():
             return self._interleaved(made[0][0], shape[0], filters, strides, sizes)
-        return self._woven(made, cuts, (shape[0], filters), strides, sizes)
+        weave = Weave(
+            rows=tuple(cuts[0]),
+            columns=tuple(cuts[1]),
+            strides=(strides[0], strides[1]),
+            crops=(sizes[0].crop, sizes[1].crop),
+            lengths=(sizes[0].length, sizes[1].length),
+            groups=groups,
+        )
+        return woven(self.builder_, [item for line in made for item in line], weave)
 
     def _cuts(self, weight: Sequence[int], shape: Sequence[int], strides: Sequence[int]) -> list[list[PhaseRange]]:
         """The phases of both dimensions by their taps, or all of them together."""
@@ -159,39 +161,6 @@ class _Expand(CallRewriter):
         if _is_gpu() or not is_worth:
             return whole
         return [parts(k, s) for k, s in zip(kernel, strides, strict=True)]
-
-    def _woven(
-        self,
-        made: list[list[Expr]],
-        cuts: list[list[PhaseRange]],
-        outer: tuple[int, int],
-        strides: list[int],
-        sizes: list[_Phases],
-    ) -> Expr:
-        """All phases at their places, from [N, F * y * x, q, p] of some in each tensor of ``made``."""
-
-        def weave(*flat: TeTensor) -> TeTensor:
-            tensors = [flat[i * len(cuts[1]) : (i + 1) * len(cuts[1])] for i in range(len(cuts[0]))]
-
-            def element(n: Expr, f: Expr, *place: Expr) -> Expr:
-                moved = [at + size.crop for at, size in zip(place, sizes, strict=True)]
-                at = [tirx.floordiv(own, stride) for own, stride in zip(moved, strides, strict=True)]
-                phases = [tirx.floormod(own, stride) for own, stride in zip(moved, strides, strict=True)]
-
-                def value(i: int, j: int) -> Expr:
-                    rows, columns = cuts[0][i], cuts[1][j]
-                    number = (phases[0] - rows.first) * columns.count + (phases[1] - columns.first)
-                    return tensors[i][j][n, f * (rows.count * columns.count) + number, at[0], at[1]]
-
-                lines = [
-                    _of_phase(phases[1], cuts[1], [value(i, j) for j in range(len(cuts[1]))])
-                    for i in range(len(cuts[0]))
-                ]
-                return _of_phase(phases[0], cuts[0], lines)
-
-            return te.compute((*outer, *(size.length for size in sizes)), element, name="T_weave")
-
-        return self.builder_.call_te(weave, *(item for line in made for item in line), primfunc_name_hint="weave")
 
     def _interleaved(self, phases: Expr, batch: int, filters: int, strides: list[int], sizes: list[_Phases]) -> Expr:
         places = [size.last - size.first + 1 for size in sizes]
@@ -207,11 +176,6 @@ class _Expand(CallRewriter):
 def _is_gpu() -> bool:
     target = Target.current(allow_none=True)
     return target is not None and "gpu" in target.keys
-
-
-def _of_phase(phase: Expr, cut: Sequence[PhaseRange], values: Sequence[Expr]) -> Expr:
-    """The value of the part that ``phase`` is in."""
-    return values[0] if len(cut) == 1 else tirx.if_then_else(phase < cut[1].first, values[0], values[1])
 
 
 @module_pass(opt_level=0, name="tvm_ext.ExpandTransposedConvolutions")

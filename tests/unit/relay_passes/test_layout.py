@@ -17,6 +17,7 @@ from tvm_ext._tvm import CALL_TIR, structural_equal, structural_walk
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.records.padding import LAYOUT, LayoutRecord
 from tvm_ext.records.serialise import from_json
+from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
 from tvm_ext.relay_passes.layout.block_channels import BlockChannels
 
 op = relax.op
@@ -156,6 +157,29 @@ def padded(builder: Any, inputs: Any) -> Any:
     return conv(builder, value, 32, groups=32, padding=0)
 
 
+def upsampled(taps: int, groups: int = 1, channels: int = 96) -> Graph:
+    """Convolutions around a transposed one of stride 2, of which three taps are four convolutions."""
+
+    def graph(builder: Any, inputs: Any) -> Any:
+        value = conv(builder, inputs[0], channels)
+        kernel = weight(channels, channels // groups, taps, taps)
+        how = {"strides": 2, "padding": taps // 2, "output_padding": taps % 2, "groups": groups}
+        value = builder.emit(op.nn.conv2d_transpose(value, kernel, **how))
+        return conv(builder, value, channels)
+
+    return graph
+
+
+@pytest.mark.parametrize(("taps", "parts"), [(2, 1), (3, 4)])
+def test_phases_of_transposed_convolutions_are_of_blocks(block, taps: int, parts: int) -> None:
+    with tvm.target.Target("llvm"):
+        mod = ExpandTransposedConvolutions()(module(upsampled(taps), (1, 3, 28, 28)))
+    after = block(mod)
+    assert calls(after).count("conv2d_NCHW16c") == parts + 2
+    assert "weave" in calls(after)
+    assert transforms(after) == 1  # of the result
+
+
 def test_padding_within_a_chain_is_of_blocks(block) -> None:
     after = block(module(padded, (1, 32, 14, 14)))
     assert {"conv2d_NCHW16c", "nn.pad", "depthwise_conv2d_NCHW16c"} <= set(calls(after))
@@ -284,6 +308,11 @@ def test_poolings_compute_what_they_did() -> None:
     mod = module(graph, (2, 5, 11, 9))
     same_meaning(mod, (2, 5, 11, 9))
     assert transforms(BlockChannels(lookup("cpu-avx512"), "NCHWc")(mod)) == 4  # the four that leave several elements
+
+
+@pytest.mark.parametrize(("taps", "groups"), [(2, 1), (2, 2), (3, 1), (4, 1)])
+def test_transposed_convolutions_compute_what_they_did(taps: int, groups: int) -> None:
+    same_meaning(module(upsampled(taps, groups), (1, 3, 28, 28)), (1, 3, 28, 28))
 
 
 def test_padding_computes_what_it_did() -> None:

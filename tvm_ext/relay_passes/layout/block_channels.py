@@ -49,6 +49,7 @@ from .blocked import (
 from .choice import choose_layouts
 from .depth import DEPTH, DepthWindow, over_depth
 from .graph import CONVOLVED, Operator, read_block, uses
+from .weave import WEAVE, Weave, woven
 
 
 @module_pass(opt_level=0, name="tvm_ext.BlockChannels")
@@ -137,6 +138,7 @@ class _Rewrite(CallRewriter):
             "concat": self._concat,
             "reduce": self._reduce,
             "depth": self._depth,
+            "weave": self._weave,
         }[operator.role]
         value = write(operator)
         if operator.variable not in self.blocked_variables or operator.role == "reduce":
@@ -204,6 +206,10 @@ class _Rewrite(CallRewriter):
     def _depth(self, operator: Operator) -> Expr:
         window = from_json(DepthWindow, str(self.mod[operator.call.args[0]].attrs[DEPTH]))
         return over_depth(self.builder_, self._blocked(operator.data[0]), window)
+
+    def _weave(self, operator: Operator) -> Expr:
+        weave = from_json(Weave, str(self.mod[operator.call.args[0]].attrs[WEAVE]))
+        return woven(self.builder_, [self._blocked(value) for value in operator.data], weave)
 
     def _reduce(self, operator: Operator) -> Expr:
         """One element per channel: as a view it is NCHW."""

@@ -4,8 +4,8 @@ Three ways an operator may care about layouts:
 
 * *free*: a dense or grouped convolution reads either layout and writes either: it loads its data one element at a time
   (broadcast over output channels), so only the order of its output is at stake;
-* *tied*: pooling, depthwise convolution, padding, element-wise, concatenation, windows over depth: what is read and
-  written must agree;
+* *tied*: pooling, depthwise convolution, padding, element-wise, concatenation, windows over depth, interleaved
+  phases: what is read and written must agree;
 * everything else reads and writes NCHW.
 """
 
@@ -31,11 +31,13 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.analysis.computations import Computation, OperatorBody, read_operator, replace_loads
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.serialise import from_json
 
 from .blocked import shape_of
 from .depth import DEPTH
+from .weave import WEAVE, Weave
 
-Role = Literal["convolution", "depthwise", "pool", "pad", "element-wise", "concat", "reduce", "depth"]
+Role = Literal["convolution", "depthwise", "pool", "pad", "weave", "element-wise", "concat", "reduce", "depth"]
 
 _ELEMENT_WISE = """
 abs add astype ceil clip cos divide erf exp floor log maximum minimum multiply negative power round rsqrt sigmoid sign
@@ -220,6 +222,11 @@ def _element_wise_function(mod: IRModule, variable: Var, call: Call, lanes: int)
         return (
             Operator(variable=variable, call=call, block=lanes, role="depth", data=(arguments[0],)) if legal else None
         )
+    if WEAVE in (func.attrs or {}):
+        groups = from_json(Weave, str(func.attrs[WEAVE])).groups
+        legal = shape_of(variable)[1] % (groups * lanes) == 0 and all(is_blockable(item, lanes) for item in arguments)
+        data = tuple(arguments)
+        return Operator(variable=variable, call=call, block=lanes, role="weave", data=data) if legal else None
     if not is_blockable(variable, lanes) or not isinstance(func, PrimFunc):
         return None
     try:
