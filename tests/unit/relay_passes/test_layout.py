@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,103 +10,29 @@ import pytest
 import tvm
 from tvm import relax, topi
 
-from tests.support.quick_target import UNOPTIMISED
-from tests.support.small_modules import inputs_of
+from tests.support.layout_graphs import (
+    Graph,
+    Shape,
+    calls,
+    conv,
+    module,
+    record,
+    same_meaning,
+    stock,
+    transforms,
+)
 from tvm_ext import relay
-from tvm_ext._tvm import CALL_TIR, structural_equal, structural_walk
+from tvm_ext._tvm import CALL_TIR, structural_equal
 from tvm_ext.devices.device_db import lookup
-from tvm_ext.records.padding import LAYOUT, LayoutRecord
-from tvm_ext.records.serialise import from_json
-from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
+from tvm_ext.records.padding import LAYOUT
 from tvm_ext.relay_passes.layout.block_channels import BlockChannels
 
 op = relax.op
-Shape = tuple[int, ...]
-Graph = Callable[[relax.BlockBuilder, Sequence[Any]], Any]
-
-
-def weight(*shape: int) -> Any:
-    fan_in = float(np.prod(shape[1:]))
-    values = np.random.default_rng(sum(shape)).standard_normal(shape) / np.sqrt(fan_in)
-    return relax.const(values.astype("float32"))
-
-
-def module(graph: Graph, *shapes: Shape, dtype: str = "float32") -> tvm.IRModule:
-    """A module whose main(x0, x1, ...) returns what ``graph`` emits (one result, or a tuple of several)."""
-    builder = relax.BlockBuilder()
-    inputs = inputs_of(*shapes, dtype=dtype)
-    with builder.function("main", inputs):
-        with builder.dataflow():
-            made = graph(builder, inputs)
-            results = [builder.emit_output(item) for item in (made if isinstance(made, tuple) else (made,))]
-        builder.emit_func_output(results[0] if len(results) == 1 else relax.Tuple(results))
-    return builder.get()
-
-
-def conv(
-    builder: relax.BlockBuilder,
-    data: Any,
-    features: int,
-    taps: int = 3,
-    *,
-    groups: int = 1,
-    relu: bool = True,
-    **how: Any,
-) -> Any:
-    """convolution + bias + ReLU, padded to keep its size"""
-    depth = int(data.ty.shape[1]) // groups
-    how = {"padding": taps // 2, "groups": groups, **how}
-    value = builder.emit(op.nn.conv2d(data, weight(features, depth, taps, taps), **how))
-    value = builder.emit(op.add(value, weight(1, features, 1, 1)))
-    return builder.emit(op.nn.relu(value)) if relu else value
-
-
-def calls(mod: tvm.IRModule) -> list[str]:
-    """Operators and called functions of main, in order."""
-    names: list[str] = []
-
-    def visit(call: Any) -> None:
-        if call.op == CALL_TIR:
-            names.append(str(call.args[0].name_hint).rstrip("0123456789"))
-        elif isinstance(call.op, tvm.ir.Op):
-            names.append(str(call.op.name).removeprefix("relax."))
-
-    for block in mod["main"].body.blocks:
-        for binding in block.bindings:
-            structural_walk(binding.value, (tvm.ir.Call, visit), order="pre")
-    return names
-
-
-def transforms(mod: tvm.IRModule) -> int:
-    return sum(name.startswith(("to_NCHW", "from_NCHW")) for name in calls(mod))
-
-
-def record(mod: tvm.IRModule) -> LayoutRecord:
-    return from_json(LayoutRecord, str(mod.attrs[LAYOUT]))
 
 
 @pytest.fixture
 def block(immutable_modules: None) -> Callable[..., tvm.IRModule]:
     return lambda mod, layout="auto", device="cpu-avx512": BlockChannels(lookup(device), layout)(mod)
-
-
-def run(mod: tvm.IRModule, inputs: Sequence[np.ndarray[Any, Any]], layout: str) -> list[np.ndarray[Any, Any]]:
-    result = relay.build(mod, "llvm", layout=layout).vm(tvm.cpu())["main"](*inputs)
-    return [item.numpy() for item in (result if isinstance(result, (list, tuple, tvm.ir.Array)) else [result])]
-
-
-def stock(mod: tvm.IRModule, inputs: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-    executable = tvm.compile(mod, UNOPTIMISED)
-    result = relax.VirtualMachine(executable, tvm.cpu())["main"](*(tvm.runtime.tensor(item) for item in inputs))
-    return [item.numpy() for item in (result if isinstance(result, (list, tuple, tvm.ir.Array)) else [result])]
-
-
-def same_meaning(mod: tvm.IRModule, *shapes: Shape, layout: str = "NCHWc") -> None:
-    rng = np.random.default_rng(3)
-    inputs = [rng.standard_normal(shape).astype("float32") for shape in shapes]
-    for expected, actual in zip(stock(mod, inputs), run(mod, inputs, layout), strict=True):
-        assert expected.shape == actual.shape
-        assert np.linalg.norm(actual - expected) <= 1e-5 * np.linalg.norm(expected)
 
 
 # --- structure -----------------------------------------------------------------------------------------------------
@@ -148,44 +74,6 @@ def test_what_stands_alone_stays_as_it_is(graph: Graph, block) -> None:
     assert "cost more" in record(after).chains[0].reason
     assert record(after).blocked_count == 0
     assert transforms(block(mod, "NCHWc")) >= 1  # the switch that says always
-
-
-def padded(builder: Any, inputs: Any) -> Any:
-    """A depthwise convolution whose padding is a value of its own, as of a quantised activation with a zero point."""
-    value = conv(builder, inputs[0], 32)
-    value = builder.emit(op.nn.pad(value, [0, 0, 0, 0, 1, 2, 0, 1], pad_value=0.25))
-    return conv(builder, value, 32, groups=32, padding=0)
-
-
-def upsampled(taps: int, groups: int = 1, channels: int = 96) -> Graph:
-    """Convolutions around a transposed one of stride 2, of which three taps are four convolutions."""
-
-    def graph(builder: Any, inputs: Any) -> Any:
-        value = conv(builder, inputs[0], channels)
-        kernel = weight(channels, channels // groups, taps, taps)
-        how = {"strides": 2, "padding": taps // 2, "output_padding": taps % 2, "groups": groups}
-        value = builder.emit(op.nn.conv2d_transpose(value, kernel, **how))
-        return conv(builder, value, channels)
-
-    return graph
-
-
-@pytest.mark.parametrize(("taps", "parts"), [(2, 1), (3, 4)])
-def test_phases_of_transposed_convolutions_are_of_blocks(block, taps: int, parts: int) -> None:
-    with tvm.target.Target("llvm"):
-        mod = ExpandTransposedConvolutions()(module(upsampled(taps), (1, 3, 28, 28)))
-    after = block(mod)
-    assert calls(after).count("conv2d_NCHW16c") == parts + 2
-    assert "weave" in calls(after)
-    assert transforms(after) == 1  # of the result
-
-
-def test_padding_within_a_chain_is_of_blocks(block) -> None:
-    after = block(module(padded, (1, 32, 14, 14)))
-    assert {"conv2d_NCHW16c", "nn.pad", "depthwise_conv2d_NCHW16c"} <= set(calls(after))
-    assert transforms(after) == 1  # a convolution reads NCHW as well
-    behind = module(lambda b, x: op.nn.pad(x[0], [0, 0, 0, 16, 1, 1, 1, 1]), (1, 32, 14, 14))
-    assert calls(block(behind, "NCHWc")) == ["nn.pad"]  # more channels: other blocks
 
 
 def test_a_convolution_to_odd_channels_reads_blocks(block) -> None:
@@ -308,15 +196,6 @@ def test_poolings_compute_what_they_did() -> None:
     mod = module(graph, (2, 5, 11, 9))
     same_meaning(mod, (2, 5, 11, 9))
     assert transforms(BlockChannels(lookup("cpu-avx512"), "NCHWc")(mod)) == 4  # the four that leave several elements
-
-
-@pytest.mark.parametrize(("taps", "groups"), [(2, 1), (2, 2), (3, 1), (4, 1)])
-def test_transposed_convolutions_compute_what_they_did(taps: int, groups: int) -> None:
-    same_meaning(module(upsampled(taps, groups), (1, 3, 28, 28)), (1, 3, 28, 28))
-
-
-def test_padding_computes_what_it_did() -> None:
-    same_meaning(module(padded, (2, 32, 9, 7)), (2, 32, 9, 7))
 
 
 def test_residual_adds_and_concatenation() -> None:
