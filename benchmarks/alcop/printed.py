@@ -72,7 +72,7 @@ def predict_printed(
 def bottleneck_order(space: MatrixTileSpace | CpuTileSpace) -> Integers:
     """Places of a space, best first by the simpler model."""
     if isinstance(space, CpuTileSpace):
-        seconds = space.predictions.bottleneck_s
+        seconds: Quantity = space.predictions.bottleneck_s
     else:
         seconds = largest(*bottleneck_terms(space.predictions.loops, space.device))
     return np.argsort(np.asarray(seconds, dtype=np.float64), kind="stable")

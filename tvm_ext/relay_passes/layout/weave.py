@@ -68,7 +68,8 @@ def _weave(weave: Weave) -> Callable[..., TeTensor]:
                 if weave.groups > 1:
                     before = tirx.floordiv(output, grouped) * (grouped * rows.count * columns.count)
                     channel = before + number * grouped + tirx.floormod(output, grouped)
-                return tensors[i * len(weave.columns) + j][(image, channel, *at, *lane)]
+                place = (image, channel, *at, *lane)
+                return tensors[i * len(weave.columns) + j][place]
 
             lines = [
                 _of_phase(phases[1], weave.columns, [value(i, j) for j in range(len(weave.columns))])
