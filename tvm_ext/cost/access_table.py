@@ -17,6 +17,8 @@ from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import BETWEEN_CORES, Machine
 
+from .dot_products import dot_product, is_grouped_already
+
 Shape = tuple[int, ...]
 """A tile's size along each axis. Where it says so all sizes may be arrays, with one entry for each of many tiles."""
 
@@ -198,7 +200,10 @@ def access_table(expr: TensorExpr, access: Access, vector_axis: str | None, devi
         for d, index in enumerate(access.indices)
         if is_cpu or access.shape[d] > 1 or index is None or index.terms  # [f, c, 1, 1] is contiguous along c
     ]
-    copied = _copied_elements(expr, access, vector_axis, device) if is_cpu and use != "broadcast" and affine else 0
+    if is_cpu and access.dtype == "int8" and is_grouped_already(expr, access, dot_product(expr, device)):
+        use, copied = "vector" if use == "gather" else use, 0
+    else:
+        copied = _copied_elements(expr, access, vector_axis, device) if is_cpu and use != "broadcast" and affine else 0
     return AccessTable(
         tensor=access.tensor,
         dims=tuple(

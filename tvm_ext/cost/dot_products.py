@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.devices.dot_instructions import TILE_INSTRUCTIONS, DotInstruction, dot_instruction
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import accumulator_dtype
@@ -44,11 +44,12 @@ class DotProduct:
 def dot_product(expr: TensorExpr, device: DeviceSpec) -> DotProduct | None:
     """How an instruction serves ``expr``, if what it adds up are products; None where none does.
 
-    The data's group must be neighbours in memory; the weights must be a constant, which is packed by groups.
+    The data's group must be neighbours in memory. The weights must be a constant, which is packed by groups, or lie so.
     """
     if expr.combiner != "sum" or len(expr.inputs) != 2 or not expr.reduction:
         return None
     weights = next((place for place, access in enumerate(expr.inputs) if access.is_constant), None)
+    weights = _grouped_already(expr) if weights is None else weights
     if weights is None:
         return None
     data, constant, group = expr.inputs[1 - weights], expr.inputs[weights], expr.reduction[-1]
@@ -59,8 +60,20 @@ def dot_product(expr: TensorExpr, device: DeviceSpec) -> DotProduct | None:
     if any(index is None for access in expr.inputs for index in access.indices) or not _lane_axes(expr, weights):
         return None
     by_vectors = DotProduct(instruction=row, data=1 - weights, weights=weights, axes=(len(expr.axes) - 1,))
-    tile_row = dot_instruction(device, *types, TILE_INSTRUCTIONS)
+    tile_row = dot_instruction(device, *types, TILE_INSTRUCTIONS) if constant.is_constant else None
     return by_vectors if tile_row is None else _by_tiles(expr, by_vectors, tile_row, device) or by_vectors
+
+
+def _grouped_already(expr: TensorExpr) -> int | None:
+    """The input that is no constant and yet lies as one is packed: a group of signed bytes for each lane."""
+    group = expr.reduction[-1]
+    grouped = [access.dtype == "int8" and access.stride(group.name) == 1 for access in expr.inputs]
+    return next((place for place, found in enumerate(grouped) if found and _lane_axes(expr, place)), None)
+
+
+def is_grouped_already(expr: TensorExpr, access: Access, dot: DotProduct | None) -> bool:
+    """Whether ``access`` is the weights of ``dot``, of a run, which are read as they lie."""
+    return dot is not None and access is expr.inputs[dot.weights] and not access.is_constant
 
 
 def lane_axes(expr: TensorExpr, dot: DotProduct) -> list[str]:
@@ -70,7 +83,8 @@ def lane_axes(expr: TensorExpr, dot: DotProduct) -> list[str]:
 
 def _lane_axes(expr: TensorExpr, weights: int) -> list[str]:
     data, constant = expr.inputs[1 - weights], expr.inputs[weights]
-    return [axis.name for axis in expr.spatial if constant.uses(axis.name) and not data.uses(axis.name)]
+    own = [axis.name for axis in expr.spatial if constant.uses(axis.name) and not data.uses(axis.name)]
+    return own if constant.is_constant else [name for name in own if constant.stride(name) == expr.reduction[-1].extent]
 
 
 # --- tiles ------------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from tvm_ext._tvm import (
 from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
 from tvm_ext.devices.dot_instructions import TILE_INSTRUCTIONS, DotInstruction, dot_instruction, whole_depth
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 
 from .rewriting import CallRewriter
@@ -87,12 +88,14 @@ class _Narrowing(CallRewriter):
 
     def rewritten(self, call: Call) -> Expr:
         name = operator_name(call)
-        if name not in (_MATMUL, _CONV) or dtype_of(call) != "int32" or not isinstance(call.args[1], Constant):
+        if name not in (_MATMUL, _CONV) or dtype_of(call) != "int32":
             return call
-        weights = call.args[1].value.numpy()
         data = self._shifted(call.args[0])
         if data is None or None in (static_shape(data.x), static_shape(call)):
             return call
+        if not isinstance(call.args[1], Constant):
+            return self._product_of_two(call, data, self._shifted(call.args[1])) if name == _MATMUL else call
+        weights = call.args[1].value.numpy()
         limits = np.iinfo("int8")
         if weights.dtype != np.int32 or not (limits.min <= weights.min() and weights.max() <= limits.max):
             return call
@@ -150,6 +153,43 @@ class _Narrowing(CallRewriter):
         sums = relax.op.matmul(x, relax.const(padded), out_dtype="int32")
         return self._corrected(sums, data.zero, weights.sum(axis=0, dtype=np.int32))
 
+    def _product_of_two(self, call: Call, data: _Shifted, weights: _Shifted | None) -> Expr:
+        """The product of what a run computes: the right operand is copied by groups, as a constant is packed.
+
+        sum((x - z) (w - v)) = sum(x w) - z sum(w) - v sum(x) + depth z v
+        """
+        left, right = static_shape(data.x), None if weights is None else static_shape(weights.x)
+        if weights is None or left is None or right is None or len(left) < 2 or left[:-2] != right[:-2]:
+            return call
+        if not isinstance(data.zero, int) or not isinstance(weights.zero, int):
+            return call
+        data, weights = self._unsigned(data), self._signed(weights)
+        assert isinstance(data.zero, int) and isinstance(weights.zero, int)
+        depth, columns, emit = left[-1], right[-1], self.builder_.emit
+        group, lanes = self.row.group, self.row.register_bytes // 4
+        whole, width = ceil_div(depth, group) * group, ceil_div(columns, lanes) * lanes
+        x = data.x
+        if whole != depth:
+            x = emit(self.builder_.call_te(lambda x: _behind(x, whole), x, primfunc_name_hint="pad"))
+        grouped = emit(self.builder_.call_te(_by_groups, weights.x, group, width, primfunc_name_hint="by_groups"))
+        sums = self.builder_.call_te(grouped_product, x, grouped, primfunc_name_hint="matmul")
+        if width != columns:
+            sums = relax.op.strided_slice(emit(sums), [-1], [0], [columns])
+        for zero, side, axis in ((data.zero, weights, -2), (weights.zero, data, -1)):
+            if zero:
+                own = emit(relax.op.sum(emit(relax.op.astype(side.x, "int32")), axis=axis, keepdims=True))
+                sums = relax.op.subtract(emit(sums), emit(relax.op.multiply(own, relax.const(zero, "int32"))))
+        both = data.zero * weights.zero * depth
+        return relax.op.add(emit(sums), relax.const(both, "int32")) if both else sums
+
+    def _signed(self, weights: _Shifted) -> _Shifted:
+        """The same numbers from signed bytes."""
+        if dtype_of(weights.x) == "int8":
+            return weights
+        wide = self.builder_.emit(relax.op.subtract(relax.op.astype(weights.x, "int32"), relax.const(128, "int32")))
+        zero = weights.zero - 128 if isinstance(weights.zero, int) else weights.zero
+        return _Shifted(x=self.builder_.emit(relax.op.astype(wide, "int8")), zero=zero)
+
     # --- convolutions -----------------------------------------------------------------------------------------------
     def _convolution(self, call: Call, data: _Shifted, weights: Array) -> Expr:
         attrs = call.attrs
@@ -176,6 +216,34 @@ class _Narrowing(CallRewriter):
         pads = [int(pad) for pad in call.attrs.padding]
         sums = self.builder_.emit(_again(call, real, weights.astype(np.float32), "float32", pads))
         return relax.op.astype(sums, "int32")
+
+
+def _by_groups(w: TeTensor, group: int, width: int) -> TeTensor:
+    """(..., K, N) -> (..., K / group, width, group), with zeros behind what there is."""
+    *outer, depth, columns = w.shape
+
+    def element(*at: Expr) -> Expr:
+        *outside, number, column, place = at
+        row = number * group + place
+        is_inside = [*([column < columns] if width != columns else []), *([row < depth] if depth % group else [])]
+        value = w(*outside, row, column)
+        return tirx.if_then_else(tirx.all(*is_inside), value, tirx.const(0, "int8")) if is_inside else value
+
+    return te.compute((*outer, -(-depth // group), width, group), element, name="by_groups")
+
+
+def grouped_product(x: TeTensor, w: TeTensor) -> TeTensor:
+    """(..., M, K) by (..., K / group, N, group), in whole numbers."""
+    *outer, rows, _ = x.shape
+    groups, columns, group = w.shape[-3:]
+    number, place = te.reduce_axis((0, groups), "group"), te.reduce_axis((0, group), "place")
+
+    def element(*at: Expr) -> Expr:
+        *outside, row, column = at
+        data, weight = x(*outside, row, number * group + place), w(*outside, number, column, place)
+        return te.sum(data.astype("int32") * weight.astype("int32"), axis=[number, place])
+
+    return te.compute((*outer, rows, columns), element, name="matmul")
 
 
 def _behind(x: TeTensor, whole: int) -> TeTensor:

@@ -39,7 +39,9 @@ class _Codes:
 
 
 def use_integers(graph: OnnxGraph) -> OnnxGraph:
-    """`graph` with its Conv, MatMul and Gemm nodes over quantised operands, the right one constant, as integer ones.
+    """`graph` with its Conv, MatMul and Gemm nodes over quantised operands as integer ones.
+
+    The right operand is constant, but of a MatMul.
 
     What moves elements, or takes the largest, does so with bytes where it leaves their scale.
     """
@@ -81,8 +83,10 @@ def _product(pen: Pen, makers: Mapping[str, onnx.NodeProto], reader: onnx.NodePr
     """Write the node with integers, and its ``reader``, if one may join; whether that did."""
     data, weight = (_codes(pen, makers, pen.operand(place)) for place in (0, 1))
     values = None if weight is None else pen.constants.get(weight.name)
-    if data is None or weight is None or values is None or data.name in pen.constants or data.scale.size != 1:
+    if data is None or weight is None or data.name in pen.constants or data.scale.size != 1:
         return False
+    if values is None:
+        return pen.op_type == "MatMul" and weight.scale.size == 1 and _product_of_two(pen, data, weight, reader)
     if pen.op_type == "Gemm" and (pen.flag("transA") or not _plain_gemm(pen)):
         return False
     rank = values.ndim
@@ -95,8 +99,7 @@ def _product(pen: Pen, makers: Mapping[str, onnx.NodeProto], reader: onnx.NodePr
     sums = _sums(pen, data, _centred(pen, weight, values, channel), bias)
     behind = (1,) * (rank - 2) if pen.op_type == "Conv" else ()
     scale = (data.scale * weight.scale).astype(np.float32)
-    joins = bias.dtype == np.int32 and reader is not None and _quantises(pen, reader)
-    if joins and reader is not None:
+    if bias.dtype == np.int32 and reader is not None and _quantises(pen, reader):
         whole = (scale / pen.constants[reader.input[1]].reshape(-1)).astype(np.float32)
         requantise(pen, sums, pen.constant(whole.reshape(-1, *behind)), reader.input[2], reader.output[0])
         return True
@@ -105,6 +108,24 @@ def _product(pen: Pen, makers: Mapping[str, onnx.NodeProto], reader: onnx.NodePr
         pen.give(real)
     else:
         pen.add("Add", real, pen.constant(bias.reshape(-1, *behind)), out=pen.out)
+    return False
+
+
+def _product_of_two(pen: Pen, data: _Codes, weight: _Codes, reader: onnx.NodeProto | None) -> bool:
+    """Write the product of two that a run computes, and its ``reader``, if one may join; whether that did.
+
+    Matrices that several others meet stay floats, for which no instruction's layout is known.
+    """
+    shapes = [pen.shape(own.name) for own in (data, weight)]
+    if shapes[0] is None or shapes[1] is None or len(shapes[0]) < 2 or shapes[0][:-2] != shapes[1][:-2]:
+        return False
+    sums = pen.add("MatMul", *(shifted(pen, own.name, own.zero, []) for own in (data, weight)))
+    scale = data.scale * weight.scale
+    if reader is not None and _quantises(pen, reader):
+        whole = (scale / pen.constants[reader.input[1]].reshape(-1)).astype(np.float32).reshape(())
+        requantise(pen, sums, pen.constant(whole), reader.input[2], reader.output[0])
+        return True
+    pen.add("Mul", pen.cast(sums, FLOAT), pen.constant(scale.astype(np.float32).reshape(())), out=pen.out)
     return False
 
 

@@ -10,9 +10,10 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.support.dot_rows import use_models_of_missing_instructions
+from tests.support.dot_rows import row_of, use_models_of_missing_instructions
 from tvm_ext import relay
 from tvm_ext.errors import ModelError
+from tvm_ext.relay_passes.narrow_products import NarrowProducts
 
 OPSET = 17
 
@@ -113,6 +114,39 @@ def test_products(depth: int, kind: str, monkeypatch: Any) -> None:
     model = writer.model((6, depth), y)
     ours, runtime = run_both(model, rng.uniform(-4, 4, (6, depth)).astype("float32"))
     assert np.abs(ours - runtime).max() <= 0.05 * 1.001
+
+
+@pytest.mark.parametrize("kinds", [("uint8", "uint8"), ("int8", "int8"), ("uint8", "int8"), ("int8", "uint8")])
+@pytest.mark.parametrize(("rows", "depth"), [(32, 16), (19, 7), (1, 4), (48, 33)])
+@pytest.mark.parametrize("in_bytes", [False, True])
+def test_products_of_two_that_a_run_computes(
+    kinds: tuple[str, str], rows: int, depth: int, in_bytes: bool, monkeypatch: Any
+) -> None:
+    """Heads of an attention by their transpose, with and without whole groups and registers."""
+    use_models_of_missing_instructions(monkeypatch)
+    writer, points = Writer(), {"uint8": 130, "int8": 0 if rows == 32 else -3}
+    turned = writer.add("Transpose", "x", perm=[0, 2, 1])
+    sides = [
+        writer.through_bytes(name, scale, np.array(points[kind], kind))
+        for name, scale, kind in zip(("x", turned), (0.03, 0.04), kinds, strict=True)
+    ]
+    y = writer.add("MatMul", *sides)
+    model = writer.model((3, rows, depth), writer.through_bytes(y, 0.5, np.array(3, "int8")) if in_bytes else y)
+    data = np.random.default_rng([rows, depth]).uniform(-4, 4, (3, rows, depth)).astype("float32")
+    ours, runtime = run_both(model, data)
+    assert np.abs(ours - runtime).max() <= (0.5005 if in_bytes else 1e-3)
+
+
+def test_heads_are_multiplied_by_the_instruction(monkeypatch: Any) -> None:
+    use_models_of_missing_instructions(monkeypatch)
+    writer = Writer()
+    sides = [writer.through_bytes(name, 0.03, np.uint8(130)) for name in ("x", "x")]
+    model = writer.model((2, 16, 16), writer.add("MatMul", *sides))
+    mod = relay.bind_params(*relay.frontend.from_onnx(model))
+    device = row_of("cpu-epyc-zen5")
+    text = str(NarrowProducts(device)(mod).script())
+    assert "by_groups" in text
+    assert "R.matmul" not in text
 
 
 def test_a_residual_block_stays_in_bytes(monkeypatch: Any) -> None:

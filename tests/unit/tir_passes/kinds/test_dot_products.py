@@ -13,6 +13,7 @@ from tests.unit.kernels import constructed, from_te, run
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.dot_instructions import DOT_INSTRUCTIONS, dot_instruction
 from tvm_ext.relay_passes.layout.blocked import ConvWindow, convolution
+from tvm_ext.relay_passes.narrow_products import grouped_product
 
 ROWS = sorted(FEATURES)
 
@@ -65,6 +66,18 @@ def test_products_of_random_shapes_are_exact(row: str, seed: int) -> None:
     got = run(kernel, choice, [x, w], (m, n), "int32")
     assert (got == x.astype("int64") @ w.astype("int64")).all()
     assert "reinterpret" in str(kernel.script()) or min(m, n) == 1
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_weights_of_a_run_that_lie_by_groups_are_exact(row: str) -> None:
+    rng = np.random.default_rng(ROWS.index(row))
+    heads, m, groups, n = 2, int(rng.integers(1, 20)), int(rng.integers(1, 9)), 16 * int(rng.integers(1, 5))
+    x, w = bytes_of(rng, (heads, m, 4 * groups), "uint8"), bytes_of(rng, (heads, groups, n, 4), "int8")
+    data, weights = te.placeholder(x.shape, "uint8", "x"), te.placeholder(w.shape, "int8", "w")
+    kernel, choice = constructed(from_te(data, weights, grouped_product(data, weights)), device=row_of(row))
+    wide = w.transpose(0, 1, 3, 2).reshape(heads, 4 * groups, n).astype("int64")
+    assert (run(kernel, choice, [x, w], (heads, m, n), "int32") == x.astype("int64") @ wide).all()
+    assert "reinterpret" in str(kernel.script())
 
 
 @pytest.mark.parametrize("k", range(1, 10))

@@ -12,7 +12,7 @@ from tvm_ext.analysis.live_taps import LiveTaps
 from tvm_ext.analysis.predicates import factors_of
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.cpu_tiles import tile_of
-from tvm_ext.cost.dot_products import DotProduct, dot_product
+from tvm_ext.cost.dot_products import DotProduct, dot_product, is_grouped_already
 from tvm_ext.cost.reduction_chunks import ReductionChunks, reduction_chunks, with_longer_runs
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
@@ -134,7 +134,8 @@ def lay_out(
     packed: tuple[PackedInput | PhasePack | RowPack, ...] = tuple(
         made
         for item, access in zip(computation.loads(), expr.inputs, strict=True)
-        if (made := pack_input(item, access, computation, names, vector, tile[vector], lanes, device, group))
+        if not is_grouped_already(expr, access, dot)
+        and (made := pack_input(item, access, computation, names, vector, tile[vector], lanes, device, group))
         is not None
     )
     if dot is not None and dot.pieces:
