@@ -55,7 +55,7 @@ def prepare_peak(threads: int) -> tuple[Contender, float]:
     """
     device, target = device_for_target("llvm")
     lanes, chains = device.teu_lanes, min(16, device.register_limit - 2)
-    kernel = microbench_kernels.fma_kernel("float32", lanes, chains, threads, PEAK_STEPS)
+    kernel = microbench_kernels.chain_kernel("float32", lanes, chains, threads, PEAK_STEPS)
     built = tvm.compile(tvm.IRModule({"main": kernel}), target=target)["main"]
     operands = tvm.runtime.tensor(np.full((2, lanes), 0.5, "float32"))  # x / 2 + 1 / 2 stays finite
     sums = tvm.runtime.tensor(np.zeros((threads, chains * lanes), "float32"))
