@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -17,10 +17,12 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.relay_passes.onnx.load import load_onnx
 from tvm_ext.reports.text import format_time
 from tvm_ext.support.arrays import Array
+from tvm_ext.support.files import temporary_folder
 
 from . import contenders, models, timing
 from .contenders import ONNX_RUNTIME, OPENVINO, OURS, PEERS, STOCK_TVM, Contender
 from .environment import Environment, Placement, current_environment, on_main_core, place_threads
+from .memory import MEASURED, MIB, MemoryUse, measured
 
 STOCK_BUDGET_S = 15.0
 """Stock TVM leaves CPU kernels unscheduled and takes seconds per run; a handful of samples says enough."""
@@ -32,13 +34,17 @@ OtherPeer = Callable[[Mapping[str, Array], int, Placement | None], Contender]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """One contender's times. ``relative_error`` is against ONNX Runtime's outputs; None where that is not known."""
+    """One contender's times. ``relative_error`` is against ONNX Runtime's outputs; None where that is not known.
+
+    ``memory`` is None where it was not measured.
+    """
 
     name: str
     import_s: float
     build_s: float
     samples_s: tuple[float, ...]
     relative_error: float | None
+    memory: MemoryUse | None = None
 
     @property
     def median_s(self) -> float:
@@ -96,6 +102,7 @@ def bench(
     rounds: int = 8,
     stock_budget_s: float = STOCK_BUDGET_S,
     seed: int = 0,
+    memory: bool = False,
     progress: Callable[[str], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> BenchResult:
@@ -105,7 +112,8 @@ def bench(
     ``inputs`` default to `models.random_inputs`. ``peers`` are "onnxruntime", "openvino_f32" and "stock_tvm"; None
     takes every one that is installed and lists the others as skipped. ``progress`` is told each step: one to build or
     load each contender, one to time them all. ``clock`` is as in `timing.interleave`. Each thread of a contender has a
-    core to itself meanwhile (`placement`).
+    core to itself meanwhile (`placement`). ``memory`` also measures what those of `memory.MEASURED` take, in
+    new processes.
 
     Raises InputError for an unknown peer, UnsupportedEnvironmentError for a named peer that is not installed, and what
     importing and building the model raise.
@@ -132,6 +140,9 @@ def bench(
     tell(f"timing {len(entrants)} contenders in turns")
     with on_main_core(placement):
         timings = _measure(entrants, rounds, stock_budget_s, clock)
+    if memory:
+        tell("measuring memory")
+        timings = _with_memory(timings, ours, proto, values, environment.threads)
     return BenchResult(
         model=name,
         inputs=tuple((key, tuple(value.shape)) for key, value in values.items()),
@@ -199,6 +210,23 @@ def _measure(
     )
 
 
+def _with_memory(
+    timings: Sequence[Timing], ours: Contender, model: onnx.ModelProto, inputs: Mapping[str, Array], threads: int
+) -> tuple[Timing, ...]:
+    with temporary_folder("memory") as folder:
+        library, file, values = folder / "model.so", folder / "model.onnx", folder / "inputs.npz"
+        assert ours.library is not None
+        ours.library.export_library(library)
+        onnx.save(model, file)
+        np.savez(values, **inputs)  # type: ignore[arg-type] # the stub knows of its second argument alone
+        return tuple(
+            replace(item, memory=measured(item.name, library if item.name == OURS else file, values, threads))
+            if item.name in MEASURED
+            else item
+            for item in timings
+        )
+
+
 def _errors(entrants: Sequence[Contender]) -> dict[str, float]:
     """Each contender's error against ONNX Runtime, from the outputs of the run before; empty without ONNX Runtime.
 
@@ -213,14 +241,21 @@ def _errors(entrants: Sequence[Contender]) -> dict[str, float]:
 
 
 def result_table(results: Sequence[BenchResult]) -> Table:
-    """One row per result and contender. "vs": the peer's median over this row's, above 1 where this row is faster."""
+    """One row per result and contender. "vs": the peer's median over this row's, above 1 where this row is faster.
+
+    The peaks of memory are those while a file is loaded and while it runs, over what the process had before.
+    """
     versus = ("vs ONNX Runtime", "vs OpenVINO", "vs stock")  # in the order of `PEERS`
     table = Table("model", "input", "contender", "build s", "p50", "p90", "p99", "items/s", *versus, "error")
+    with_memory = any(item.memory for result in results for item in result.timings)
+    for title in ("load MiB", "run MiB") if with_memory else ():
+        table.add_column(title)
     for column in table.columns[3:]:
         column.justify = "right"
     for result in results:
         for item in result.timings:
-            table.add_row(*_cells(result, item), end_section=item is result.timings[-1])
+            peaks = _peaks(item.memory) if with_memory else ()
+            table.add_row(*_cells(result, item), *peaks, end_section=item is result.timings[-1])
     return table
 
 
@@ -238,6 +273,12 @@ def _cells(result: BenchResult, item: Timing) -> tuple[str, ...]:
         *ratios,
         error,
     )
+
+
+def _peaks(memory: MemoryUse | None) -> tuple[str, str]:
+    if memory is None:
+        return "-", "-"
+    return f"{memory.load_peak_bytes / MIB:.1f}", f"{memory.run_peak_bytes / MIB:.1f}"
 
 
 def _ratio(peer: Timing | None, item: Timing) -> str:

@@ -167,6 +167,9 @@ def bench(
     candidates: common.CandidateCount = None,
     precision: common.Products = None,
     precision_bound: common.Bound = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Also measure peaks of memory, of loading and of runs; a process each.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON to this file.")] = None,
     seed: common.Seed = 0,
     as_json: common.AsJson = False,
@@ -178,7 +181,7 @@ def bench(
     from tvm_ext.support.files import write_atomically
 
     common.check_model(model)
-    with common.progress_bar(5) as steps:
+    with common.progress_bar(5 + memory) as steps:
         result = measure(
             model,
             batch=batch,
@@ -190,6 +193,7 @@ def bench(
             peers=peer,
             rounds=rounds,
             seed=seed,
+            memory=memory,
             progress=steps.begin,
         )
     text = serialise.to_json(result)

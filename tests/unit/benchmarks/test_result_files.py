@@ -37,7 +37,6 @@ SHARED = {"_metaschedule.py": "measure_each"}
 # What writes something else beside its results.
 BESIDE = {
     "attention.py": "/proc/self/clear_refs, so that the process's high-water mark begins anew",
-    "memory.py": "the same file, for the same reason",
     "tuning_metaschedule.py": "what its two sides tell each other, in a folder of their own",
     "metaschedule_model.py": "MetaSchedule's records, in a folder of their own",
     "tuning_measured.py": "which kernels a folder of compiled ones has, beside them",
