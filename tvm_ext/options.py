@@ -289,12 +289,14 @@ def _folder(text: str, what: str, remedy: str) -> Path:
 def kernel_cache_directory(setting: str = "auto") -> Path | None:
     """The folder that `BuildOptions.kernel_cache` asks for, which may not exist yet; None where it is switched off.
 
+    None on Windows, too, where it cannot be told that nobody else may write to it.
+
     Raises `OptionError` where it is something that is not a folder.
     """
     chosen = setting.strip()
     if chosen == "auto":
         chosen = os.environ.get(_KERNEL_CACHE_VARIABLE, "").strip() or "auto"
-    if chosen == "off":
+    if chosen == "off" or not hasattr(os, "geteuid"):
         return None
     if chosen == "auto":
         chosen = str(cache_directory() / "kernels")

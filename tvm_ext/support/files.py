@@ -171,7 +171,12 @@ No step that uses such a folder takes as long without writing to it."""
 
 @functools.cache
 def _sweep(parent: Path) -> None:
-    """Remove the folders in ``parent`` that this user's processes have left there; once in a process."""
+    """Remove the folders in ``parent`` that this user's processes have left there; once in a process.
+
+    Nothing on Windows, which does not say whose they are, and where signal 0 is one that ends a process.
+    """
+    if not hasattr(os, "geteuid"):
+        return
     for path in parent.glob(f"{_FOLDER}*"):
         match = _ABANDONED.fullmatch(path.name)
         try:
