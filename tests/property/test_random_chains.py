@@ -122,6 +122,7 @@ def test_every_step_and_every_type_is_drawn() -> None:
         "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
     }  # fmt: skip
     assert {output.dtype for case in drawn for output in case.outputs} == {*EXACT_BELOW} - {"bfloat16"}
+    assert {output.coarsest for case in drawn for output in case.outputs} >= {"float16", "float32", "float64"}
     assert {case.kind for case in drawn[: len(PRODUCERS)]} == {kind for kind, _, _ in PRODUCERS}
     assert any(len(case.outputs) > 1 for case in drawn) and any(case.device for case in drawn)
     assert len(STEPS) == len({step for step, _ in STEPS})

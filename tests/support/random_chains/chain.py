@@ -73,7 +73,7 @@ def _digits(dtype: str) -> int:
 class Chain:
     """Collects the inputs and nodes of a chain. ``is_exact``: its inputs are whole numbers.
 
-    ``products``: what float32 products run in; no float is then more exact than that.
+    ``products``: what float32 products run in; no float32 is then more exact than that.
     """
 
     def __init__(self, rng: random.Random, dtype: str, *, is_exact: bool, products: str = "float32") -> None:
@@ -98,7 +98,7 @@ class Chain:
         )
 
     def _coarsest(self, dtype: str, *others: str) -> str:
-        rounded = (self.products,) if "float" in dtype else ()
+        rounded = (self.products,) if dtype == "float32" else ()
         coarsest: str = min((dtype, *others, *rounded), key=_digits)
         return coarsest
 
