@@ -121,7 +121,7 @@ def gemm_form(expr: TensorExpr) -> GemmForm | str:
 
 def supports_mma(expr: TensorExpr, device: DeviceSpec) -> str | None:
     """None where tensor cores of ``device`` can compute ``expr``, else the reason why not."""
-    if device.tensor_core_shape is None or not has(device, MATRIX_UNITS_SINCE):
+    if device.tensor_core_shape is None or not (uses_mfma(device) or has(device, MATRIX_UNITS_SINCE)):
         return f"{device.name} has no tensor cores"
     if len(expr.inputs) != 2:
         return "it is no sum of products of two tensors"
@@ -144,9 +144,22 @@ def uses_mma_sync(device: DeviceSpec) -> bool:
     return has(device, MMA_SYNC_SINCE)
 
 
+def uses_mfma(device: DeviceSpec) -> bool:
+    """Whether waves of 64 lanes multiply by v_mfma_f32_16x16x16: AMD's CDNA."""
+    return device.kind == "rocm" and device.tensor_core_shape is not None
+
+
+def uses_wmma(device: DeviceSpec) -> bool:
+    """Whether fragments are opaque: wmma's, before sm_80."""
+    return not uses_mma_sync(device) and not uses_mfma(device)
+
+
 def reduction_step(dtype: str, device: DeviceSpec) -> int:
-    """Products that one instruction adds up: 16 of wmma; of mma.sync what 32 bytes hold, 16 halves or 32 bytes."""
-    return 32 if uses_mma_sync(device) and dtype == "int8" else 16
+    """Products that one instruction adds up: 16, but of mma.sync what 32 bytes hold, 16 halves or 32 bytes.
+
+    Two of mfma: a lane's elements of both are 16 bytes in a row.
+    """
+    return 32 if uses_mfma(device) or (uses_mma_sync(device) and dtype == "int8") else 16
 
 
 def gemm_expr(expr: TensorExpr, form: GemmForm) -> TensorExpr:

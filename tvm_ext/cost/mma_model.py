@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
-from tvm_ext.analysis.gemm_form import TileSplit, reduction_step, uses_mma_sync
+from tvm_ext.analysis.gemm_form import TileSplit, reduction_step, uses_wmma
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.product_counts import (
     ADDRESS_REGISTERS,
@@ -72,12 +72,13 @@ def fragment_registers(split: TileSplit, dtype: str, device: DeviceSpec) -> int:
     lanes are 24: 88. A fragment of wmma has every element twice, 8 registers of a thread in halves; one of A's and all
     of B's are held: 64 + 8 + 2 * 8 = 88.
     """
-    sums = int(accumulator_registers(split.warp_rows, split.warp_columns))
-    if not uses_mma_sync(device):
+    lanes = device.teu_lanes
+    sums = int(accumulator_registers(split.warp_rows, split.warp_columns, lanes))
+    if uses_wmma(device):
         one = 2 * FRAGMENT * FRAGMENT * int(itemsize_bytes(dtype)) // (WARP * REGISTER_BYTES)
         return sums + one * (1 + split.warp_columns // FRAGMENT)
     step, itemsize = reduction_step(dtype, device), int(itemsize_bytes(dtype))
-    return sums + int(factor_registers(fragment_bytes(split.warp_rows, split.warp_columns, step, itemsize)))
+    return sums + int(factor_registers(fragment_bytes(split.warp_rows, split.warp_columns, step, itemsize), lanes))
 
 
 def thread_registers(split: TileSplit, dtype: str, device: DeviceSpec) -> int:
@@ -88,7 +89,7 @@ def thread_registers(split: TileSplit, dtype: str, device: DeviceSpec) -> int:
 def tile_bytes(split: TileSplit, dtype: str, device: DeviceSpec) -> int:
     """Shared memory of both factors' tiles (L1's footprint), with wmma's padding and staging area."""
     size = (split.rows + split.columns) * split.depth * int(itemsize_bytes(dtype))
-    if uses_mma_sync(device):
+    if not uses_wmma(device):
         return size
     chunks = [side * int(itemsize_bytes(dtype)) // VECTOR_BYTES for side in (split.depth, split.rows, split.columns)]
     # whichever axis a factor is contiguous along
@@ -104,7 +105,7 @@ def resident_blocks(split: TileSplit, dtype: str, device: DeviceSpec) -> int:
 def block_use(split: TileSplit, dtype: str, device: DeviceSpec) -> BlockUse:
     """What a block of ``split`` is expected to take of its unit."""
     return BlockUse(
-        threads=split.warps * WARP,
+        threads=split.warps * device.teu_lanes,
         registers=thread_registers(split, dtype, device),
         shared_bytes=tile_bytes(split, dtype, device),
     )
@@ -134,7 +135,7 @@ def predict_mma(shape: GemmShape, split: TileSplit, splits: int, dtype: str, dev
         written += 2.0 * splits * shape.batch * shape.rows * shape.columns * ACCUMULATOR_BYTES
         launches = 2
     memory = max(cache, (missed + written) / machine.rate("L2"))
-    registers = fragment_registers(split, dtype, device) * REGISTER_BYTES * WARP
+    registers = fragment_registers(split, dtype, device) * REGISTER_BYTES * device.teu_lanes
     costs = (
         LayerCost(layer="L1", footprint_bytes=registers, traffic_bytes=float(read * blocks), time_s=shared),
         LayerCost(

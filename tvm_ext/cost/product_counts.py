@@ -17,14 +17,14 @@ def fragment_bytes(warp_rows: Quantity, warp_columns: Quantity, step: int, items
     return (warp_rows + warp_columns) * step * itemsize
 
 
-def accumulator_registers(warp_rows: Quantity, warp_columns: Quantity) -> Quantity:
-    """32-bit registers of a thread for its warp's sums."""
-    return warp_rows * warp_columns // WARP
+def accumulator_registers(warp_rows: Quantity, warp_columns: Quantity, lanes: int = WARP) -> Quantity:
+    """32-bit registers of a thread for the sums of its warp, of ``lanes``."""
+    return warp_rows * warp_columns // lanes
 
 
-def factor_registers(fragments: Quantity) -> Quantity:
-    """32-bit registers of a thread for so many bytes of a warp's fragments."""
-    return fragments // (WARP * REGISTER_BYTES)
+def factor_registers(fragments: Quantity, lanes: int = WARP) -> Quantity:
+    """32-bit registers of a thread for so many bytes of its warp's fragments."""
+    return fragments // (lanes * REGISTER_BYTES)
 
 
 def panel_elements(

@@ -23,11 +23,12 @@ from .probe import isa_of, probe_cpu
 from .row_files import is_row_file, read_row
 from .rows import cpus
 from .rows.accelerators import ACCELERATOR_ROWS
+from .rows.amd import AMD_ROWS
 from .rows.cpus import CPU_ROWS, Isa
 from .rows.microarchitectures import MICROARCHITECTURE_ROWS
 from .rows.recorded_cpus import RECORDED_ROWS
 
-ROWS: tuple[DeviceSpec, ...] = (*CPU_ROWS, *MICROARCHITECTURE_ROWS, *RECORDED_ROWS, *ACCELERATOR_ROWS)
+ROWS: tuple[DeviceSpec, ...] = (*CPU_ROWS, *MICROARCHITECTURE_ROWS, *RECORDED_ROWS, *ACCELERATOR_ROWS, *AMD_ROWS)
 HOST_NAMES = ("cpu", "llvm", "host")
 """Names of this machine's CPU, which has no row but is probed."""
 

@@ -1,4 +1,4 @@
-"""Accelerator rows: NVIDIA V100, K80, T4, A100, H100, H200, AMD MI50 and the Graphcore IPU.
+"""Accelerator rows: NVIDIA V100, K80, T4, A100, H100, H200 and the Graphcore IPU; AMD's are in `amd.py`.
 
 Every row has Roller's three layers (paper §4): L0 registers, L1 scratchpad (shared memory, LDS, an IPU tile's local
 memory), L2 global memory with its cache in front (IPU: the memories of the other tiles).
@@ -26,8 +26,6 @@ A100_PAPER = "NVIDIA A100 whitepaper, tables 1, 3 and 4 (dense rates)"
 H100_PAPER = "NVIDIA H100 whitepaper, tables of the SXM5 board (dense rates)"
 H200_SHEET = "NVIDIA H200 datasheet, SXM (dense rates: half of the sparse ones printed)"
 K80_SHEET = "NVIDIA Tesla K80 board specification (BD-07317-001), one of its two GPUs"
-LLVM_AMD = "LLVM, User Guide for AMDGPU Backend, compute_pgm_rsrc registers of GFX9"
-MI50_SHEET = "AMD Radeon Instinct MI50 product page"
 GPU_BENCHES = "RRZE-HPC/gpu-benches 1038c5d, measured"
 POINTER_CHASE = f"{GPU_BENCHES}: gpu-latency"
 ABDELKHALIK = "Abdelkhalik et al., arXiv:2208.11174, measured"
@@ -104,7 +102,7 @@ def _cuda(
     )
 
 
-def _peaks(source: str, **gflops: float) -> tuple[Fact, ...]:
+def peaks(source: str, **gflops: float) -> tuple[Fact, ...]:
     """Peak rates by type of one ``source``: ``float32=19500.0, float16_tensor=312000.0``."""
     return tuple(fact(f"peak_gflops.{key}", rate, "GFLOP/s", source) for key, rate in gflops.items())
 
@@ -182,7 +180,7 @@ T4 = _cuda(
         fact("layers.L2.cache_bandwidth_gb_per_s", 1270.0, "GB/s", JIA_TURING),
         fact("peak_gflops.float32", 8141.0, "GFLOP/s", f"arithmetic: 40 x 64 x 2 x 1.59 GHz; {T4_PAPER}: 8.1"),
         fact("peak_gflops.float16", 16282.0, "GFLOP/s", f"twice float32 (half2); {T4_PAPER}: 16.2"),
-        *_peaks(T4_PAPER, float16_tensor=65000.0, int8_tensor=130000.0),
+        *peaks(T4_PAPER, float16_tensor=65000.0, int8_tensor=130000.0),
         fact("power_share", 0.369, "of the peak", f"24 of 65 TFLOP/s; {T4_POWER}"),
         fact("tensor_core_shape", "16x16x16", "m x n x k", "Roller (OSDI'22) §3.1; wmma"),
     ),
@@ -215,9 +213,9 @@ A100 = _cuda(
         fact("layers.L2.cache_bandwidth_gb_per_s", 3094.0, "GB/s", CHIP_BENCHMARKER, used=False),
         fact("peak_gflops.float32", 19500.0, "GFLOP/s", A100_PAPER),
         fact("peak_gflops.float32", 78000.0, "GFLOP/s", f"{ARTIFACT_A100}: the float16 rate", used=False),
-        *_peaks(A100_PAPER, float16=78000.0, bfloat16=39000.0, float64=9700.0),
+        *peaks(A100_PAPER, float16=78000.0, bfloat16=39000.0, float64=9700.0),
         fact("peak_gflops.float16_tensor", 312000.0, "GFLOP/s", f"{A100_PAPER}; {ARTIFACT_A100}"),
-        *_peaks(A100_PAPER, bfloat16_tensor=312000.0, tfloat32_tensor=156000.0, int8_tensor=624000.0),
+        *peaks(A100_PAPER, bfloat16_tensor=312000.0, tfloat32_tensor=156000.0, int8_tensor=624000.0),
         fact("tensor_core_shape", "16x8x16", "m x n x k", "PTX ISA, mma.sync.m16n8k16 for float16 and bfloat16"),
         fact("tensor_core_shape", "16x16x16", "m x n x k", "Roller (OSDI'22) §3.1; wmma", used=False),
     ),
@@ -246,9 +244,9 @@ def _hopper_facts() -> tuple[Fact, ...]:
         fact(
             "layers.L2.cache_bandwidth_gb_per_s", 6920.0, "GB/s", f"{GPU_BENCHES}: gpu-l2-cache, H100 PCIe", used=False
         ),
-        *_peaks(H100_PAPER, float32=66900.0, float16=133800.0, bfloat16=133800.0, float64=33500.0),
-        *_peaks(H100_PAPER, float16_tensor=989400.0, bfloat16_tensor=989400.0),
-        *_peaks(H100_PAPER, tfloat32_tensor=494700.0, int8_tensor=1978900.0),
+        *peaks(H100_PAPER, float32=66900.0, float16=133800.0, bfloat16=133800.0, float64=33500.0),
+        *peaks(H100_PAPER, float16_tensor=989400.0, bfloat16_tensor=989400.0),
+        *peaks(H100_PAPER, tfloat32_tensor=494700.0, int8_tensor=1978900.0),
         fact("tensor_core_shape", "16x8x16", "m x n x k", "PTX ISA, mma.sync.m16n8k16 for float16 and bfloat16"),
         fact("tensor_core_shape", "64x8x16", "m x n x k", "PTX ISA, smallest wgmma.mma_async (sm_90a)", used=False),
     )
@@ -268,56 +266,6 @@ H200 = _cuda(
     ("h200", "nvidia/nvidia-h200"),
     "sm_90a",
     (*_hopper_facts(), fact("layers.L2.bandwidth_gb_per_s", 4800.0, "GB/s", f"{H200_SHEET}, theoretical")),
-)
-
-MI50 = spec_from_facts(
-    name="amd-mi50",
-    kind="rocm",
-    description="AMD Radeon Instinct MI50 (Vega 20, 60 compute units, 16 GB HBM2)",
-    aliases=("mi50", "radeon-instinct-mi50", "amd/mi50", "gfx906"),
-    target=(("kind", "rocm"), ("mcpu", "gfx906")),
-    layers=(GPU_LAYERS[0], LayerText(description="local data share", scope="unit"), GPU_LAYERS[2]),
-    facts=(
-        fact("unit_count", 60, "compute units", f"{MI50_SHEET}; {ARTIFACT}/MI50.py"),
-        fact("teus_per_unit", 4, "SIMD units", f"{ARTIFACT}/MI50.py; AMD Vega ISA"),
-        fact("teu_lanes", 64, "threads", f"{PAPER}: the TEU is a warp of 64 threads"),
-        fact("clock_ghz", 1.725, "GHz", f"{MI50_SHEET}, peak engine clock"),
-        fact("register_limit", 70, "32-bit registers per thread", PAPER),
-        fact("register_limit", 256, "32-bit registers per thread", "AMD Vega ISA: VGPRs", used=False),
-        fact("register_bytes", 4, "bytes", "AMD Vega ISA"),
-        fact("max_threads_per_block", 256, "threads", "limit of stock TVM's rocm target"),
-        fact("max_threads_per_block", 1024, "threads", "ROCm hardware limit", used=False),
-        fact("max_threads_per_unit", 2560, "threads", "AMD GCN: 4 SIMDs x 10 wavefronts x 64"),
-        fact("registers_per_unit", 65536, "32-bit registers", "AMD Vega ISA: 4 SIMDs x 256 VGPRs x 64 lanes"),
-        fact("max_registers_per_thread", 256, "32-bit registers", "AMD Vega ISA: VGPRs"),
-        fact("register_granule", 256, "32-bit registers of a wavefront", f"{LLVM_AMD}: VGPRs by 4, x 64 lanes"),
-        fact("launch_overhead_us", LAUNCH_US, "us", LAUNCH),
-        fact("dispatch_ns", DISPATCH_NS, "ns", DISPATCH),
-        fact("handoff_ns", HANDOFF_NS, "ns", HANDOFF),
-        fact("least_kernel_us", LEAST_KERNEL_US, "us", LEAST_KERNEL),
-        fact("unplanned_registers", UNPLANNED_REGISTERS, "32-bit registers per thread", UNPLANNED),
-        fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
-        fact("layers.L1.capacity_bytes", 64 * 1024, "bytes", "AMD Vega ISA; limit of stock TVM's rocm target"),
-        fact("layers.L1.capacity_bytes", 34000, "bytes", f"{ARTIFACT}/MI50.py, empirical", used=False),
-        fact("layers.L1.granule_bytes", 512, "bytes", f"{LLVM_AMD}: granulated_lds_size, by 128 words"),
-        fact("layers.L1.transaction_bytes", 128, "bytes", f"{ARTIFACT}/MI50.py"),
-        fact("layers.L1.bank_count", 32, "banks", PAPER),
-        fact("layers.L1.bank_bytes", 4, "bytes", PAPER),
-        fact("layers.L1.bandwidth_gb_per_s", 8000.0, "GB/s", f"{ARTIFACT}/MI50.py; {PAPER}: measured"),
-        fact("layers.L1.bandwidth_gb_per_s", 13248.0, "GB/s", f"arithmetic: {SHARED_ARITHMETIC}", used=False),
-        fact("layers.L2.transaction_bytes", 64, "bytes", PAPER),
-        fact("layers.L2.bandwidth_gb_per_s", 900.0, "GB/s", f"{ARTIFACT}/MI50.py; {PAPER}: measured"),
-        fact("layers.L2.bandwidth_gb_per_s", 1024.0, "GB/s", f"{MI50_SHEET}, theoretical", used=False),
-        fact("layers.L2.cache_bytes", 4 * 1024 * 1024, "bytes", "AMD Vega 20: 16 channels x 256 KiB"),
-        fact("peak_gflops.float32", 12000.0, "GFLOP/s", f"{ARTIFACT}/MI50.py; {PAPER}: measured"),
-        fact("peak_gflops.float32", 13300.0, "GFLOP/s", f"{MI50_SHEET}, theoretical", used=False),
-        fact(
-            "instruction_gops.float32.exp", 1500.0, "Gop/s", "a quarter of the multiply-adds; AMD Vega ISA: v_exp_f32"
-        ),
-        fact("peak_gflops.float16", 26500.0, "GFLOP/s", f"{MI50_SHEET}, theoretical"),
-        fact("peak_gflops.float64", 6600.0, "GFLOP/s", f"{MI50_SHEET}, theoretical"),
-        fact("peak_gflops.int8", 53000.0, "GFLOP/s", f"{MI50_SHEET}, theoretical"),
-    ),
 )
 
 IPU = spec_from_facts(
@@ -354,4 +302,4 @@ IPU = spec_from_facts(
     ),
 )
 
-ACCELERATOR_ROWS = (V100, K80, T4, A100, H100, H200, MI50, IPU)
+ACCELERATOR_ROWS = (V100, K80, T4, A100, H100, H200, IPU)

@@ -13,41 +13,24 @@ Before, fragments are opaque objects of wmma, 16 x 16 each.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tvm_ext._tvm import Buffer, Expr, For, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
-from tvm_ext.analysis.gemm_form import FRAGMENT, TileSplit, uses_mma_sync
+from tvm_ext.analysis.gemm_form import FRAGMENT, TileSplit, uses_mfma, uses_wmma
 from tvm_ext.devices.gpu import VECTOR_BYTES, WARP
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, index, loop, nest, sequence, store
 from tvm_ext.ir.simt_ir import gpu_buffer
 
+from .mfma import Mfma
 from .shared import SharedTile
+from .warp_place import WarpPlace
 
 MMA_COLUMNS = 8
 """Columns of one mma.sync; ldmatrix.x4 loads B for two of them."""
 STEP_CHUNKS = 2
 """Chunks of 16 bytes that one step of the reduction takes of each line: 16 halves or 32 bytes."""
 PTX_TYPES = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8", "float32": "fp32", "int32": "int32"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class WarpPlace:
-    """A thread's lane and the first row and column of its warp's tile within the threadblock's."""
-
-    lane: Expr
-    row: Expr
-    column: Expr
-
-
-def place_of(thread: Expr, split: TileSplit) -> WarpPlace:
-    """Warps are numbered along the columns first."""
-    warp, lane = tirx.floordiv(thread, index(WARP)), tirx.floormod(thread, index(WARP))
-    along = split.warps_along_columns
-    row = tirx.floordiv(warp, index(along)) * index(split.warp_rows)
-    column = tirx.floormod(warp, index(along)) * index(split.warp_columns)
-    return WarpPlace(lane=lane, row=row, column=column)
 
 
 class MmaSync:
@@ -237,9 +220,12 @@ class Wmma:
 SHAPE = (FRAGMENT, FRAGMENT, FRAGMENT)
 
 
-def multiplier(split: TileSplit, dtype: str, accumulator: str, device: DeviceSpec, suffix: str = "") -> MmaSync | Wmma:
+def multiplier(
+    split: TileSplit, dtype: str, accumulator: str, device: DeviceSpec, suffix: str = ""
+) -> MmaSync | Wmma | Mfma:
     """What the warps of ``device`` multiply by; names of fragments end in ``suffix``."""
-    return (MmaSync if uses_mma_sync(device) else Wmma)(split, dtype, accumulator, suffix)
+    kind = Mfma if uses_mfma(device) else Wmma if uses_wmma(device) else MmaSync
+    return kind(split, dtype, accumulator, suffix)
 
 
 def _call(dtype: str, name: str, *args: Expr | int | str) -> Stmt:

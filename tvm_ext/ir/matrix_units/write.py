@@ -32,8 +32,10 @@ from tvm_ext.ir.build_ir import (
 from tvm_ext.ir.simt_ir import gpu_buffer
 from tvm_ext.ir.stores import consumed, is_lane_by_lane, store_element, store_lanes
 
+from .mfma import LANE_ELEMENTS, Mfma
 from .operand import Digits, digits_of, vector_of, within
-from .warp import MMA_COLUMNS, MmaSync, WarpPlace, Wmma
+from .warp import MMA_COLUMNS, MmaSync, Wmma
+from .warp_place import WarpPlace
 
 PIECE = 4
 """Elements that one lane stores at a time after an exchange, or out of shared memory."""
@@ -169,10 +171,14 @@ class TileCorner:
     column: Expr
 
 
-def write_tile(mma: MmaSync | Wmma, corner: TileCorner, place: WarpPlace, thread: Expr, to: Destination) -> list[Stmt]:
+def write_tile(
+    mma: MmaSync | Wmma | Mfma, corner: TileCorner, place: WarpPlace, thread: Expr, to: Destination
+) -> list[Stmt]:
     """Statements that store a warp's accumulators."""
     if isinstance(mma, MmaSync):
         return [_write_fragments(mma, corner, place, to)]
+    if isinstance(mma, Mfma):
+        return [_write_mfma(mma, corner, place, to)]
     # In another scope than the tiles: stock StorageRewrite would put floats into an array of halves, then refuse.
     staging = gpu_buffer([staging_elements(mma.split)], mma.accumulator, "C_shared", "shared.dyn")
     return [allocate(staging), _write_wmma(mma, staging, corner, place, tirx.floordiv(thread, index(WARP)), to)]
@@ -245,6 +251,22 @@ def shuffle_xor(value: Expr, mask: int) -> Expr:
     width = tirx.const(WARP, "int32")
     operands = (tirx.const(ALL_LANES, "uint32"), value, tirx.const(mask, "int32"), width, width)
     return tirx.call_intrin(dtype_of(value), "tirx.tvm_warp_shuffle_xor", *operands)
+
+
+# ---- mfma -----------------------------------------------------------------------------------------------------------
+
+
+def _write_mfma(mma: Mfma, corner: TileCorner, place: WarpPlace, to: Destination) -> Stmt:
+    """Store the accumulators of mfma: 16 lanes store 16 neighbours of a row, 64 bytes of float32."""
+    down, across = tirx.floordiv(place.lane, index(FRAGMENT)), tirx.floormod(place.lane, index(FRAGMENT))
+
+    def piece(at: tuple[Expr, ...]) -> Stmt:
+        i, j, e = at
+        row = corner.row + i * index(FRAGMENT) + down * index(LANE_ELEMENTS) + e
+        column = corner.column + j * index(FRAGMENT) + across
+        return to.store_piece(corner.batch, row, column, 1, lambda _: load(mma.accumulators, [i, j, e]))
+
+    return nest((mma.rows, mma.columns, LANE_ELEMENTS), UNROLLED, ("i", "j", "e"), piece)
 
 
 # ---- wmma -----------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from tvm_ext._tvm import (
     Var,
     structural_walk,
     tirx,
-)
+)  # fmt: skip
 from tvm_ext.analysis.computations import mentions
 from tvm_ext.cost.product_counts import ADDRESS_REGISTERS
 from tvm_ext.devices.hal import DeviceSpec
@@ -35,6 +35,7 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.support.arithmetic import ceil_div
 
 from .analyse import LoadUse
+from .arithmetic import mfma_factors, operations_of
 from .detect import LoadGroup
 from .function import Function
 from .index_values import Values, index_values
@@ -65,7 +66,6 @@ MATRIX_BYTES = 128
 FRAGMENT_SIDE = 16
 """Rows, columns and depth of wmma's fragments, where no load of one says otherwise."""
 PTX_TYPES = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "uint8": "int8", "tf32": "tfloat32"}
-ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
 WARP_SCOPES = ("warp", "wmma.matrix_a", "wmma.matrix_b", "wmma.accumulator")
 """Scopes of registers where a buffer's size is that of a whole warp."""
 
@@ -175,7 +175,7 @@ class Counts:
 
     def _operations(self, leaf: _Leaf) -> int:
         if isinstance(leaf.statement, BufferStore):
-            each = _operations_of(leaf.statement.value)
+            each = operations_of(leaf.statement.value)
         else:
             each = sum(self._matrix_operations(call) for call in leaf.calls)
         return each * self._repeats(leaf) if each else 0
@@ -199,6 +199,8 @@ class Counts:
         """The key of the peak that the arithmetic is held against: matrix units' or the type of what is computed."""
         for leaf in self.in_loop:
             for call in leaf.calls:
+                if (factors := mfma_factors(call)) is not None:
+                    return f"{factors}_tensor"
                 if op_name(call) == MMA:
                     name = str(call.args[3].value)
                     return f"{PTX_TYPES.get(name, name)}_tensor"
@@ -379,19 +381,6 @@ def _global_stores(leaf: _Leaf) -> Iterator[tuple[Buffer, int]]:
             buffer = call.args[target].args[1].args[0]
             if scope_of(buffer) == "global":
                 yield buffer, prod(integer(call.args[side]) or FRAGMENT_SIDE for side in sides)
-
-
-def _operations_of(value: Expr) -> int:
-    """Arithmetic in a value, without that of indices: ``c[i] + a[i] * b[i]`` is two operations."""
-    if isinstance(value, ARITHMETIC):
-        return 1 + _operations_of(value.a) + _operations_of(value.b)
-    if isinstance(value, tirx.Cast):
-        return _operations_of(value.value)
-    if isinstance(value, tirx.Select):
-        return _operations_of(value.true_value) + _operations_of(value.false_value)
-    if isinstance(value, Call):
-        return sum(_operations_of(arg) for arg in value.args)
-    return 0
 
 
 def _shared_loads(statement: Stmt) -> list[TensorLoad]:

@@ -14,7 +14,7 @@ from tvm_ext.analysis.gemm_form import FRAGMENT, GemmForm, TileSplit, gemm_expr,
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.mma_model import WARPS_PER_TEU, GemmShape, fragment_registers, predict_mma, shape_of, tile_bytes
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.occupancy import static_shared_bytes
+from tvm_ext.devices.occupancy import max_block_threads, static_shared_bytes
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.rprogram import Prediction, RProgram, RTile
 from tvm_ext.records.tuning import GpuTile
@@ -184,7 +184,8 @@ class _Growth:
         Warps that saturate all TEUs are the most: a larger block leaves a unit fewer others to run beside it.
         """
         warps = size[0] // warp[0] * (size[1] // warp[1])
-        if warps > WARPS_PER_TEU * self.device.teus_per_unit:
+        most = (max_block_threads(self.device) or 1024) // self.device.teu_lanes
+        if warps > min(most, WARPS_PER_TEU * self.device.teus_per_unit):
             return None
         for depth in self._depths():
             tile = TileSplit(rows=size[0], columns=size[1], depth=depth, warp_rows=warp[0], warp_columns=warp[1])

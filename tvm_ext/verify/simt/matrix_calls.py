@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tvm_ext.analysis.device_code import constant_int
 from tvm_ext.devices.gpu import WARP
+from tvm_ext.ir.matrix_units.mfma import MFMA, WORDS
 from tvm_ext.support.arrays import Array
 
 from .compile_expr import compile_expression
@@ -28,13 +30,13 @@ from .fragments import (
 from .lanes import Mask
 from .local_memory import View
 from .machine import Closure, Engine, Run, Site
-from .number_types import PTX_DTYPES, storage_dtype
+from .number_types import PTX_DTYPES, storage_dtype, to_dtype
 from .scope import Scope
 from .values import NEVER_WRITTEN, Tainted, Value, apply, in_lanes, origin_of, strip
 from .warp_calls import Pointer, compile_pointer
 
 if TYPE_CHECKING:
-    from tvm_ext._tvm import Call
+    from tvm_ext._tvm import Call, Expr
 
 ROW_BYTES = 16  # of an 8x8 matrix of 16-bit elements
 
@@ -298,8 +300,50 @@ def _wmma_mma(scope: Scope, call: Call) -> Run:
     return run
 
 
+# --- mfma: four elements of each fragment in each of 64 lanes -----------------------------------------------------
+WAVE, GROUPS = 64, (4, 16, 4)  # lanes as (groups, lanes of a group), and their elements
+
+
+def _mfma(dtype: str) -> Callable[[Scope, list[Expr]], Closure]:
+    """``v_mfma_f32_16x16x16`` of A, B and C, then three fields that are zero; sums as `fragments.mma` rounds them."""
+
+    def make(scope: Scope, arguments: list[Expr]) -> Closure:
+        parts = [compile_expression(scope, argument) for argument in arguments[:3]]
+        site = scope.site("mfma")
+
+        def run(m: Engine) -> Value:
+            m.whole_warps(site, "mfma")
+            values = [part(m) for part in parts]
+            plain = [in_lanes(strip(value), m.lanes.count, 4).reshape(-1, *GROUPS) for value in values]
+            a, b = (np.ascontiguousarray(x).view(storage_dtype(dtype)).astype(np.float64) for x in plain[:2])
+            # a: (group, row, k of the group); b: (group, column, k); c: (group, column, row of the group)
+            result = to_dtype(
+                np.einsum("wgie,wgje->wij", a, b).reshape(-1, 4, 4, 16).swapaxes(2, 3) + plain[2], "float32"
+            )
+            waves = int(m.mask.flags.reshape(-1, WAVE).any(axis=1).sum())
+            m.record.mma_count += waves
+            m.record.flops += 2 * 16**3 * waves
+            origins = [
+                np.broadcast_to(np.asarray(origin_of(value)), (m.lanes.count, 4)).reshape(-1, *GROUPS)
+                for value in values
+            ]
+            lanes = np.asarray(result).reshape(m.lanes.count, 4)
+            if not any(origin.any() for origin in origins):
+                return lanes
+            rows = origins[0].max(axis=(1, 3)).reshape(-1, 4, 1, 4)  # of the result's group, its row of four
+            columns = origins[1].max(axis=(1, 3)).reshape(-1, 1, 16, 1)
+            poison = np.maximum(np.maximum(rows, columns), origins[2])
+            return Tainted(lanes, np.ascontiguousarray(poison).reshape(m.lanes.count, 4).astype(np.int32))
+
+        return run
+
+    return make
+
+
 def install(scope: Scope) -> None:
     """Make these calls known to ``scope``."""
+    for held, name in MFMA.items():
+        scope.special_externs[name] = _mfma("bfloat16" if held == WORDS else held)
     scope.effects.update({
         "tirx.ptx_legacy.ldmatrix": _ldmatrix, "tirx.ptx_legacy.mma": _mma,
         "tirx.mma_fill_legacy": _mma_fill, "tirx.mma_fill": _mma_fill,

@@ -22,18 +22,18 @@ from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
 from tvm_ext.analysis.gemm_form import TileSplit, uses_mma_sync, wmma_pitches
 from tvm_ext.devices.gpu import FRAGMENT, WARP
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, index, load, loop, nest, sequence, store
+from tvm_ext.ir.matrix_units.mfma import Mfma
 from tvm_ext.ir.matrix_units.operand import Factor
 from tvm_ext.ir.matrix_units.shared import SharedTile, rows_apart, shared_tile
 from tvm_ext.ir.matrix_units.warp import (
     MMA_COLUMNS,
     MmaSync,
-    WarpPlace,
     Wmma,
     multiplier,
-    place_of,
     rolled,
     unrolled_by_compiler,
 )
+from tvm_ext.ir.matrix_units.warp_place import WarpPlace, place_of
 from tvm_ext.ir.matrix_units.write import PIECE, TileCorner, write_tile
 from tvm_ext.ir.simt_ir import gpu_buffer
 
@@ -90,12 +90,14 @@ def _products(parts: ChainParts) -> list[_MmaProduct]:
         last = position == len(parts.tile.products) - 1
         in_registers = parts.tile.residence == "registers"
         steps = [split.warp_rows // FRAGMENT, tile.columns // FRAGMENT, 8]
+        mma = multiplier(split, factor.dtype, "float32", parts.device, str(position))
+        assert not isinstance(mma, Mfma), "chains on matrix units are CUDA's alone"
         held = gpu_buffer(steps, factor.dtype, f"held{position}", "local")
         result.append(
             _MmaProduct(
                 position=position,
                 steps=tile.steps,
-                mma=multiplier(split, factor.dtype, "float32", parts.device, str(position)),
+                mma=mma,
                 weights=_tile(parts, factor, tile.columns, tile.depth),
                 held=held if in_registers and not last else None,
                 kept=_kept_tile(parts, position) if not in_registers and not last else None,

@@ -24,13 +24,13 @@ from tvm_ext.analysis.gemm_form import (
     reduction_step,
     split_of,
     supports_mma,
-    uses_mma_sync,
+    uses_mfma,
+    uses_wmma,
     wmma_pitches,
 )
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.mma_model import ACCUMULATOR_BYTES, SPARE_REGISTERS, block_use, resident_blocks, thread_registers
 from tvm_ext.cost.product_counts import grid_group
-from tvm_ext.devices.gpu import WARP
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import blocks_per_unit, max_block_threads, shared_limit_bytes, static_shared_bytes
 from tvm_ext.errors import IllegalRewrite
@@ -48,9 +48,11 @@ from tvm_ext.ir.build_ir import (
     sequence,
     store,
 )
+from tvm_ext.ir.matrix_units.mfma import in_words
 from tvm_ext.ir.matrix_units.operand import Factor, read_operands
 from tvm_ext.ir.matrix_units.shared import SharedTile, TileOrigin, copy_tile, shared_tile
-from tvm_ext.ir.matrix_units.warp import Wmma, multiplier, place_of, rolled
+from tvm_ext.ir.matrix_units.warp import MmaSync, Wmma, multiplier, rolled
+from tvm_ext.ir.matrix_units.warp_place import place_of
 from tvm_ext.ir.matrix_units.write import (
     PIECE,
     Destination,
@@ -195,7 +197,7 @@ def emit_mma_tile(
         statements.append(_add_up(product, workspace, output_destination(computation, form, epilogue, (None, None))))
     return SimtKernel(
         statements=tuple(statements),
-        threads=product.split.warps * WARP,
+        threads=product.split.warps * device.teu_lanes,
         blocks=product.grid.blocks,
         shared_bytes=shared_bytes,
         register_count=thread_registers(product.split, product.operands[0].dtype, device),
@@ -213,6 +215,8 @@ def _product(
     params: Sequence[Buffer],
 ) -> _Product:
     operands = read_operands(computation, form, prologue, params)
+    if uses_mfma(device) and operands[0].dtype == "bfloat16":
+        operands = (in_words(operands[0]), in_words(operands[1]))
     split = split_of(program)
     _check_split(split, operands[0].dtype, device, computation.name)
     extents = (operands[0].batch.size, operands[0].lines.size, operands[1].lines.size, operands[0].depth.size)
@@ -228,7 +232,7 @@ def _product(
     )
 
     def shared(operand: Factor, lines: int) -> SharedTile:
-        pitches = None if uses_mma_sync(device) else wmma_pitches(device, along_depth=operand.along_depth)
+        pitches = wmma_pitches(device, along_depth=operand.along_depth) if uses_wmma(device) else None
         return shared_tile(operand, lines, split.depth, scope, pitches)
 
     tile_bytes = (split.rows + split.columns) * split.depth * int(itemsize_bytes(operands[0].dtype))
@@ -256,7 +260,7 @@ def _check_split(split: TileSplit, dtype: str, device: DeviceSpec, name: str) ->
         )
     if split.rows % split.warp_rows or split.columns % split.warp_columns:
         raise IllegalRewrite(f"{name}: tile {split.rows}x{split.columns} is not whole warp tiles")
-    threads = split.warps * WARP
+    threads = split.warps * device.teu_lanes
     limit = max_block_threads(device)
     if limit is not None and threads > limit:
         raise IllegalRewrite(f"{name}: {threads} threads exceed {device.name}'s {limit}")
@@ -265,7 +269,7 @@ def _check_split(split: TileSplit, dtype: str, device: DeviceSpec, name: str) ->
 def _shared_bytes(product: _Product) -> int:
     """Shared memory of a block; raises IllegalRewrite where it is more than the device has."""
     size = sum(tile.bytes for tile in product.tiles)
-    if not uses_mma_sync(product.device):
+    if uses_wmma(product.device):
         size += staging_elements(product.split) * ACCUMULATOR_BYTES
     limit = shared_limit_bytes(product.device)
     if size > limit:
@@ -277,7 +281,7 @@ def _shared_bytes(product: _Product) -> int:
 
 def _notes(product: _Product) -> list[str]:
     split, grid = product.split, product.grid
-    how = "mma.sync" if uses_mma_sync(product.device) else "wmma"
+    how = "mfma" if uses_mfma(product.device) else "wmma" if uses_wmma(product.device) else "mma.sync"
     notes = [f"{how} in {split.warps} warps of {split.warp_rows}x{split.warp_columns}"]
     if grid.splits > 1:
         notes.append(f"reduction split among {grid.splits} blocks")
@@ -289,14 +293,16 @@ def _notes(product: _Product) -> list[str]:
 
 
 def _multiply(product: _Product, to: Destination) -> Stmt:
-    return launch(product.grid.blocks, product.split.warps * WARP, lambda b, t: _block(product, to, b, t))
+    return launch(
+        product.grid.blocks, product.split.warps * product.device.teu_lanes, lambda b, t: _block(product, to, b, t)
+    )
 
 
 def _block(product: _Product, to: Destination, block: Expr, thread: Expr) -> Stmt:
     split, operand = product.split, product.operands[0]
     place = place_block(product.grid, block)
     mma = multiplier(split, operand.dtype, product.accumulator, product.device)
-    warp = place_of(thread, split)
+    warp = place_of(thread, split, product.device.teu_lanes)
 
     def step(k: Expr) -> Stmt:
         return sequence(
@@ -312,9 +318,8 @@ def _block(product: _Product, to: Destination, block: Expr, thread: Expr) -> Stm
         column=place.column * index(split.columns) + warp.column,
     )
     steps = loop(product.steps, SERIAL, "k_outer", step)
-    is_opaque = isinstance(mma, Wmma)
-    clear = mma.clear() if is_opaque else _with_blocks_per_unit(mma.clear(), product, to)
-    multiplied = rolled(steps) if is_opaque else steps
+    clear = _with_blocks_per_unit(mma.clear(), product, to) if isinstance(mma, MmaSync) else mma.clear()
+    multiplied = rolled(steps) if isinstance(mma, Wmma) else steps
     return sequence(allocate(mma.accumulators), clear, multiplied, *write_tile(mma, corner, warp, thread, to))
 
 
@@ -353,7 +358,7 @@ def _copies(product: _Product, place: BlockPlace, k: Expr, thread: Expr) -> list
                 depth_bound=depth,
             ),
             thread,
-            split.warps * WARP,
+            split.warps * product.device.teu_lanes,
         )
         for tile, start, bound in zip(product.tiles, starts, (rows, columns), strict=True)
     ]
