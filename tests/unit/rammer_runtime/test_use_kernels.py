@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from tests.support.legacy_corpus import KERNELS, WRONG, corpus
 from tests.support.legacy_corpus import converted as converted_stock
 from tests.support.legacy_cuda import MATMUL
 from tests.support.merged_runs import MergedGraph, Runs, merged_graph
@@ -168,6 +169,17 @@ def test_other_devices_say_what_they_take(device: str, kernel: LegacyKernel | No
 def test_kernels_of_stock_tvm_compute_the_same_behind_conversion(name: str, tmp_path: Path) -> None:
     found = converted_stock(name, operators()[name], tmp_path)
     assert found.reason == "" and found.launches >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler is installed")
+def test_a_corpus_of_stock_tvm_s_kernels_computes_the_same_behind_conversion() -> None:
+    kernels = 0
+    for found in corpus(KERNELS):
+        kernels += 0 if found.reason else found.launches
+        print(f"{found.operator}: {found.reason or 'equal'}; {kernels} kernels so far", flush=True)
+        assert not found.reason.startswith(WRONG), found
+    assert kernels >= KERNELS
 
 
 def test_construction_leaves_it_alone() -> None:
