@@ -23,6 +23,7 @@ CLEAN, DIRTY = "0123456789ab", "0123456789ab+"
 # What writes files itself, and why that is no result of the repository.
 WRITERS = {
     "_common.py": "the one place",
+    "walk.py": "a page of docs/, whose times are no measurements",
     "gpu/bundle.py": "what is carried to the machine with the GPU",
     "gpu/bundle_code.py": "the libraries of it",
     "gpu/bundle_templates.py": "the object of templates that those link",
