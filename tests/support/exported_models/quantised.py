@@ -104,9 +104,8 @@ def _piece(model: onnx.ModelProto, ends: frozenset[str], name: str, given: Mappi
             continue
         places.add(makers[tensor])
         wanted.extend(model.graph.node[makers[tensor]].input)
-    nodes = [model.graph.node[place] for place in sorted(places)]
-    made_inside = {output for node in nodes for output in node.output}
-    inputs = {tensor: given[tensor] for tensor in begins if tensor not in made_inside}
+    nodes = [_beside(model.graph.node[place], begins) for place in sorted(places)]
+    inputs = {tensor: given[tensor] for tensor in begins}
     values = [
         helper.make_tensor_value_info(tensor, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
         for tensor, value in inputs.items()
@@ -115,6 +114,14 @@ def _piece(model: onnx.ModelProto, ends: frozenset[str], name: str, given: Mappi
     graph = helper.make_graph(nodes, "piece", values, [onnx.ValueInfoProto(name=name)], kept)
     piece = helper.make_model(graph, opset_imports=model.opset_import, ir_version=IR_VERSION)
     return by_onnx_runtime(piece.SerializeToString(), inputs)[0]
+
+
+def _beside(node: onnx.NodeProto, given: Sequence[str]) -> onnx.NodeProto:
+    """``node`` with its outputs that are ``given`` under other names: DynamicQuantizeLinear also makes the scale."""
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    made.output[:] = [f"{output}_again" if output in given else output for output in node.output]
+    return made
 
 
 def quantised_network(name: str, mode: QuantisationMode) -> tuple[onnx.ModelProto, dict[str, Array]]:
