@@ -14,7 +14,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext._tvm import BufferStore, Expr, Stmt, TensorLoad, Var, structural_mutate, structural_walk, tirx
+from tvm_ext._tvm import (
+    IF_THEN_ELSE,
+    BufferStore,
+    Call,
+    Expr,
+    Stmt,
+    TensorLoad,
+    Var,
+    structural_mutate,
+    structural_walk,
+    tirx,
+)
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.ir.build_ir import sequence
 
@@ -23,28 +34,44 @@ from .lane_stores import Temporaries, may_be_parted, rewrite_stores
 MOST_COPIES = 64
 """Of loaded elements in what a variable is bound to. exp, sigmoid and log of a sum have fewer."""
 
+MOST_GUARDED_COPIES = 4096
+"""The same below an ``if_then_else``, whose branches become statements: in a loop over lanes, one lane at a time."""
+
 _PREFIX = "bound_"  # of the names of buffers
 
 
 def store_deep_bindings(node: Stmt) -> Stmt:
     """``node``, a statement, in which no variable is bound to more than `MOST_COPIES` copies of what is loaded.
 
-    What is bound below an ``if_then_else`` stays: the condition may be what keeps its loads inside their tensors.
+    Below an ``if_then_else``, which may be what keeps its loads inside their tensors, it is `MOST_GUARDED_COPIES`.
     """
     return rewrite_stores(node, _parted)
 
 
 def _parted(store: BufferStore, temporaries: Temporaries) -> Stmt:
     """All steps become stores where one is too deep, for each may use variables of those around it."""
-    if not may_be_parted(store) or _most_copies(store.value) <= MOST_COPIES:
-        return store
+    most = MOST_COPIES if may_be_parted(store) else MOST_GUARDED_COPIES
+    return store if _most_copies(store.value) <= most else _steps(store, temporaries)
+
+
+def _steps(store: BufferStore, temporaries: Temporaries) -> Stmt:
+    """The steps, each a store, and then ``store``; those of a branch stay behind its condition."""
     before: list[Stmt] = []
 
     def let(node: Expr, mutator: Any) -> Expr:
         load = temporaries.stored(mutator.mutate(node.value), before, _PREFIX)
         return mutator.mutate(substitute(node.body, [(node.var, load)]))
 
-    value = structural_mutate(store.value, (tirx.Let, let))
+    def call(node: Call, mutator: Any) -> Expr:
+        if not node.op.same_as(IF_THEN_ELSE):
+            return mutator.default_mutate(node)
+        condition, first = mutator.mutate(node.args[0]), list[BufferStore]()
+        load = temporaries.stored(node.args[1], first, _PREFIX)
+        other = type(first[0])(first[0].buffer, node.args[2], list(first[0].indices))
+        before.append(tirx.IfThenElse(condition, *(_steps(own, temporaries) for own in (first[0], other))))
+        return load
+
+    value = structural_mutate(store.value, [(tirx.Let, let), (Call, call)])
     return sequence(*before, type(store)(store.buffer, value, list(store.indices)))
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tvm
 from tvm.script import tirx as T  # noqa: N812 - as everywhere
 
-from tvm_ext._tvm import BufferStore, structural_walk, tirx
+from tvm_ext._tvm import BufferStore, TensorLoad, structural_map, structural_walk, tirx
+from tvm_ext.ir.float_ir import bound
 from tvm_ext.tir_passes.expressions import deep_bindings
-from tvm_ext.tir_passes.expressions.deep_bindings import MOST_COPIES, store_deep_bindings
+from tvm_ext.tir_passes.expressions.deep_bindings import MOST_COPIES, MOST_GUARDED_COPIES, store_deep_bindings
 from tvm_ext.tir_passes.expressions.vector_math import expand_math
 
 LANES = 16
@@ -35,6 +38,12 @@ def exp_of_one(x: T.Buffer((1,)), z: T.Buffer((1,))):
 def erf_where_it_is_there(x: T.Buffer((4,)), z: T.Buffer((LANES,))):
     for lane in T.vectorized(LANES):
         z[lane] = T.if_then_else(lane < 4, T.erf(x[lane]), T.float32(0))
+
+
+@T.prim_func(s_tir=True)
+def one_where_it_is_there(x: T.Buffer((4,)), z: T.Buffer((LANES,))):
+    for place in range(LANES):
+        z[place] = T.if_then_else(place < 4, x[place], T.float32(7))
 
 
 def copies_in(body: object) -> int:
@@ -65,6 +74,28 @@ def test_few_steps_stay() -> None:
 def test_what_a_condition_guards_stays() -> None:
     expanded = expand_math(erf_where_it_is_there.body)
     assert store_deep_bindings(expanded).same_as(expanded)
+
+
+def test_what_would_take_minutes_becomes_stores_behind_its_condition() -> None:
+    """Ten steps, one around the other, as of quantised operators: a copy for each way through them."""
+
+    def stepped(value: Any) -> Any:
+        less = tirx.const(0.75, "float32")
+        for _ in range(10):
+            value = bound(value * less, lambda t: tirx.Select(t < tirx.const(0.5, "float32"), t, t * less))
+        return value
+
+    deep = structural_map(one_where_it_is_there.body, (TensorLoad, stepped))
+    assert copies_in(deep) > MOST_GUARDED_COPIES
+    body = store_deep_bindings(deep)
+    assert bindings_in(body) == 0
+    named = one_where_it_is_there.with_body(body).with_attr("global_symbol", "main")
+    x, out = np.array([-1, 0, 3, 200], "float32"), tvm.runtime.tensor(np.zeros(LANES, "float32"))
+    tvm.compile(tvm.IRModule({"main": named}), target="llvm")["main"](tvm.runtime.tensor(x), out)
+    for _ in range(10):
+        x = x * np.float32(0.75)
+        x = np.where(x < 0.5, x, x * np.float32(0.75))
+    np.testing.assert_allclose(out.numpy(), [*x, *[7.0] * (LANES - 4)], rtol=1e-6)
 
 
 @pytest.mark.parametrize("func", [erf_of_sums, tanh_of_one])
