@@ -3,7 +3,7 @@
     pip install '.[models,bench]'
     python benchmarks/exported.py                     # all of `tests/support/exported_models/timed.py`, batch 1 and 8
     python benchmarks/exported.py unet dla34 --batch 1 --rounds 20
-    python benchmarks/exported.py --only-export       # write the ONNX files, about 10 GB of them, and end
+    python benchmarks/exported.py --only-export       # write the ONNX files, about 12 GB of them, and end
 
 A network below 0.95 of a peer is timed operator by operator as well. Each network is exported by a process of its own,
 since torch and TVM do not meet. Writes ``benchmarks/results/<date>-exported-batch<N>.json`` after each network.

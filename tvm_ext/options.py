@@ -146,7 +146,7 @@ class BuildOptions:
         ``"error"`` of ``run`` on CPUs; ``"wrap"``, and on GPUs, the index modulo the extent, and 0.
     flush_denormals
         On CPUs: whether kernels take subnormal numbers for 0 (FTZ and DAZ), in every thread that runs them. Arithmetic
-        on them takes a processor up to a hundred times as long. The caller's own mode is restored by each kernel.
+        on them takes some processors many times as long. The caller's own mode is restored by each kernel.
     guard_memory
         For tests, on CPUs: every kernel of a run gets its tensors between guard words and its workspaces between guard
         elements, and what it writes outside, to an input, or not at all is a MemoryGuardError that names the kernel.

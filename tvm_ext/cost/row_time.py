@@ -21,15 +21,13 @@ from tvm_ext.ir.build_ir import VECTORIZED, accumulator_dtype, lanes_of, vector_
 from tvm_ext.records.rprogram import LayerCost, Prediction
 from tvm_ext.records.tuning import RowTiles
 
-LIKE_EXP = frozenset(
-    ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "pow", "exp2", "log2", "log10", "log1p")
-)
+CIRCULAR = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")
+LIKE_EXP = frozenset((*CIRCULAR, "pow", "exp2", "log2", "log10", "log1p"))
+"""Functions that are arithmetic, too, and count as an exp: none of them was measured."""
 GATHER_OPERATIONS = 2  # of a lane whose address is loaded: a cycle (1.4 on a Zen 5); of one that is a step away 1
 LIBRARY_OPERATIONS = 14  # of a lane that calls the C library: 7 cycles of a float64's sine on a Zen 5
 LIBRARY_FUNCTIONS = frozenset(f"tirx.{name}" for name in ("asinh", "acosh", "atanh"))
-WIDE_LIBRARY_FUNCTIONS = LIBRARY_FUNCTIONS | {
-    f"tirx.{name}" for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")
-}
+WIDE_LIBRARY_FUNCTIONS = LIBRARY_FUNCTIONS | {f"tirx.{name}" for name in CIRCULAR}
 LEAST_LANES = 4  # that save anything over additions one by one
 ASSUMED_RESULTS_PER_S = 8e9  # of one unit whose rate for a type is not known
 

@@ -229,7 +229,7 @@ def _by_groups(w: TeTensor, group: int, width: int) -> TeTensor:
         value = w(*outside, row, column)
         return tirx.if_then_else(tirx.all(*is_inside), value, tirx.const(0, "int8")) if is_inside else value
 
-    return te.compute((*outer, -(-depth // group), width, group), element, name="by_groups")
+    return te.compute((*outer, ceil_div(depth, group), width, group), element, name="by_groups")
 
 
 def grouped_product(x: TeTensor, w: TeTensor) -> TeTensor:

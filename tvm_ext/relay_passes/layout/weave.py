@@ -37,11 +37,6 @@ class Weave:
     lengths: tuple[int, int]
     groups: int
 
-    @property
-    def counts(self) -> list[int]:
-        """How many phases each tensor has."""
-        return [rows.count * columns.count for rows in self.rows for columns in self.columns]
-
 
 def woven(builder: BlockBuilder, values: Sequence[Expr], weave: Weave) -> Expr:
     """A call of the weave's own kernel on the phases ``values``, plain or in blocks of channels."""
@@ -53,7 +48,7 @@ def woven(builder: BlockBuilder, values: Sequence[Expr], weave: Weave) -> Expr:
 def _weave(weave: Weave) -> Callable[..., TeTensor]:
     def compute(*tensors: TeTensor) -> TeTensor:
         images, channels, _, _, *lanes = shape_of(tensors[0])
-        filters = channels // weave.counts[0]
+        filters = channels // (weave.rows[0].count * weave.columns[0].count)
         grouped = filters // weave.groups
 
         def element(image: Expr, output: Expr, y: Expr, x: Expr, *lane: Expr) -> Expr:

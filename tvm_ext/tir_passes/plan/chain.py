@@ -32,7 +32,7 @@ from .anchors import construct_anchor
 from .context import KernelContext
 from .gpu_chain import judge_gpu_chain
 from .panel import Panel, PanelView, check_runs
-from .panel_sizes import check_smallest, judged_panel, panel_bytes, panel_plans, stored
+from .panel_sizes import between, check_smallest, judged_panel, panel_bytes, panel_plans, stored
 from .plan_kernels import RowGroup, TileGroup, plan, simplify
 from .plan_windows import WindowGroup, take_windows
 
@@ -55,7 +55,7 @@ def judge_chain(func: PrimFunc, constants: Sequence[int], device: DeviceSpec, op
         check_smallest(operator, device)
         known = [operator.params[i] for i in constants]
         whole = ChainTiming(operator=operator, constants=known, device=device, options=options)
-        inner = [buffer for buffer in stored(groups) if not operator.is_output(buffer)]
+        inner = between(operator)
         weights_bytes = sum(tensor_bytes(buffer) for buffer in known)
         stages = [whole.stage(group) for group in groups]
         apart = whole.clock.separate_s(stages)

@@ -105,7 +105,7 @@ def _rounds() -> Iterator[int]:
 def panel_bytes(operator: OperatorBody, made: PanelPlan) -> float:
     """Bytes of all values that a panel reads, keeps and writes; what it reads whole (weights) is none of them."""
     parts = panel_parts(operator, made.by_axis)
-    kept = [(buffer, parts[buffer]) for buffer in _kept(operator) if any(part.moves for part in parts[buffer])]
+    kept = [(buffer, parts[buffer]) for buffer in between(operator) if any(part.moves for part in parts[buffer])]
     return sum(
         itemsize_bytes(dtype_of(buffer)) * prod(part.extent for part in own)
         for buffer, own in (*outside_parts(operator, parts), *kept)
@@ -113,8 +113,8 @@ def panel_bytes(operator: OperatorBody, made: PanelPlan) -> float:
 
 
 @lru_cache(maxsize=1)
-def _kept(operator: OperatorBody) -> list[Buffer]:
-    """The tensors between groups."""
+def between(operator: OperatorBody) -> list[Buffer]:
+    """The tensors that one group writes and another reads."""
     return [buffer for buffer in stored(plan(operator)) if not operator.is_output(buffer)]
 
 
