@@ -21,7 +21,8 @@ class Convolution:
 
     ``data`` is read at dimensions ``row`` and ``column`` by the axes ``y`` and ``x`` and their taps. ``images`` are the
     axes of the data alone. Of ``filters``, the axes of the weights alone, and of ``channels``, those summed over, the
-    last ones lie side by side in the output and in the data.
+    last ones lie side by side in the output and in the data. ``groups``, where filters read channels of their own group
+    alone, is an axis of both: data are read at ``group * channels + channel``, weights at ``group * filters + filter``.
     """
 
     anchor: Computation
@@ -35,6 +36,7 @@ class Convolution:
     filters: tuple[Var, Var]
     channels: tuple[Var, Var]
     taps: tuple[Var, Var]
+    groups: tuple[Var, ...] = ()
 
     def extents(self, *axes: Var) -> list[int]:
         return [self.anchor.extent(axis) for axis in axes]
@@ -68,6 +70,7 @@ def find_convolution(anchor: Computation) -> Convolution | None:
 
 def _convolution(anchor: Computation, data: TensorLoad, weights: TensorLoad) -> Convolution | None:
     axes = [_axes_of(index, anchor) for index in data.indices]
+    groups = tuple(group for index in data.indices if (group := _group_of(index, anchor)) is not None)
     if dtype_of(data) != "float32" or dtype_of(weights) != "float32" or any(found is None for found in axes):
         return None
     windows = [place for place, found in enumerate(axes) if found is not None and len(found) == 2]
@@ -80,7 +83,7 @@ def _convolution(anchor: Computation, data: TensorLoad, weights: TensorLoad) -> 
     if not all(is_in(v, anchor.spatial) for v in (y, x)):
         return None
     alone = [found[0] for found in axes if found is not None and len(found) == 1]
-    others = [v for v in anchor.spatial if not v.same_as(y) and not v.same_as(x)]
+    others = [v for v in anchor.spatial if not is_in(v, (y, x, *groups))]
     images = tuple(v for v in others if is_in(v, alone))
     filters = tuple(v for v in others if not is_in(v, alone))
     channels = tuple(v for v in alone if is_in(v, anchor.reduction))
@@ -102,13 +105,27 @@ def _convolution(anchor: Computation, data: TensorLoad, weights: TensorLoad) -> 
         filters=(filters[0], filters[1]),
         channels=(channels[0], channels[1]),
         taps=taps,
+        groups=groups,
     )
-    return found if all(found.strides(*filters, *channels, *taps)) else None
+    steps = found.strides(filters[0])[0] * anchor.extent(filters[0])
+    fits = all(step == steps for step in found.strides(*groups))
+    return found if fits and all(found.strides(*filters, *channels, *taps)) else None
 
 
 def _axes_of(index: Expr, anchor: Computation) -> list[Var] | None:
-    """The axes whose sum ``index`` is; None where it is something else."""
+    """The axes whose sum ``index`` is, but for a group's; None where it is something else."""
     form = linear_form(index, anchor.variables)
-    if form is None or form[1] or any(step not in (0, 1) for step in form[0]):
+    if form is None or form[1]:
         return None
-    return [v for v, step in zip(anchor.variables, form[0], strict=True) if step]
+    group = _group_of(index, anchor)
+    terms = [(v, step) for v, step in zip(anchor.variables, form[0], strict=True) if step and not v.same_as(group)]
+    return [v for v, _ in terms] if all(step == 1 for _, step in terms) else None
+
+
+def _group_of(index: Expr, anchor: Computation) -> Var | None:
+    """The spatial axis ``group`` of ``group * n + channel``, of which a group has n that are summed over."""
+    form = linear_form(index, anchor.variables)
+    terms = [(v, step) for v, step in zip(anchor.variables, form[0], strict=True) if step] if form else []
+    summed = [anchor.extent(v) for v, step in terms if step == 1 and is_in(v, anchor.reduction)]
+    found = [v for v, step in terms if is_in(v, anchor.spatial) and step > 1 and [step] == summed]
+    return found[0] if len(found) == 1 and len(terms) == 2 else None

@@ -60,10 +60,11 @@ class WinogradClock:
         that where two cores read all of them for 8 of the 16 tiles each. Measured: 0.41 and 0.69. Direct sums read 9.4.
         """
         blocks = ceil_div(self.count(tile.outputs), tile.tiles)
-        waves = ceil_div(blocks * tile.parts, self.device.unit_count)
+        groups = self.conv.count(self.conv.groups)
+        waves = ceil_div(groups * blocks * tile.parts, self.device.unit_count)
         task_s = self._task_cycles(tile) / self.machine.vector_hz
-        readers = 1 if tile.parts > 1 else min(blocks, self.device.unit_count)
-        once_s = readers * tile.parts * self._weight_bytes(tile) / self.machine.rate(self.device.lowest_layer)
+        readers = 1 if tile.parts * groups > 1 else min(blocks, self.device.unit_count)
+        once_s = groups * readers * tile.parts * self._weight_bytes(tile) / self.machine.rate(self.device.lowest_layer)
         return overlapped((task_s, once_s), MEMORY_OVERLAP) + (waves - 1) * task_s + self.machine.fork_s
 
     def asks_ahead(self, tile: WinogradTile) -> bool:

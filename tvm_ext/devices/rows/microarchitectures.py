@@ -139,6 +139,7 @@ def _machine(
 
 CASCADE_LAKE = f"{MEASURED} on Cascade Lake; ways and TLB: {INTEL_MANUAL}"
 GOLDEN_COVE = f"{MEASURED} on a Xeon with AMX; ways and TLB: {INTEL_MANUAL}"
+ICE_LAKE = f"{MEASURED} on an Ice Lake-SP; ways and TLB: {INTEL_MANUAL}"
 ZEN3 = f"{MEASURED} on an EPYC (Zen 3) with AVX2; ways and TLB: {AMD_GUIDE}"
 ZEN4 = f"{MEASURED} on an EPYC (Zen 4) with AVX2; ways and TLB: {AMD_GUIDE}"
 ZEN5 = f"{MEASURED} on an EPYC (Zen 5) with AVX-512; ways and TLB: {AMD_GUIDE}"
@@ -170,7 +171,7 @@ MICROARCHITECTURES = (
         description="Intel Ice Lake-SP and -D (Xeon Scalable 3)",
         core_ids=_intel(0x6A, 0x6C),
         isas=(
-            _core(AVX512, 2, 2, 87, 45, 7.3, ways=20, pages=2048, source=f"rates as {GOLDEN_COVE}"),
+            _core(AVX512, 2, 2, 53, 34, 8.6, ways=20, pages=2048, source=f"rates {ICE_LAKE}"),
             _core(AVX2, 2, 2, 49, 30, 7.3, ways=20, pages=2048, source=f"rates between {CASCADE_LAKE} and Golden Cove"),
         ),
         shape=_machine(

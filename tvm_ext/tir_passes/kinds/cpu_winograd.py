@@ -5,30 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tvm_ext.analysis.predicates import is_in
 from tvm_ext.analysis.tile_workload import WINOGRAD, tile_machine
-from tvm_ext.analysis.winograd import Convolution, find_convolution
-from tvm_ext.cost.winograd_time import WinogradClock
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import lanes_of, outer_kind
+from tvm_ext.ir.build_ir import outer_kind
 from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.tuning import WinogradTile
 
 from ..emit.cpu_winograd.emit import emit_winograd
 from ..emit.padding import fill_border
-from ..plan.anchors import packable_constants
 from ..plan.context import KernelContext
 from ..plan.form import Form, fused_note
 from ..plan.plan_kernels import TileGroup
+from ..plan.winograd_form import WinogradForm, winograd_form
 from .cpu_tiles import TilePart
 from .kernel_kind import Candidates, Group, KernelKind, KernelPart
-
-OUTPUTS = {"auto": (2,), "fast": (2, 4)}
-"""Outputs of a tile along an axis, by the option ``winograd``: F(4x4) errs more (docs/numerics.md)."""
-
-GAIN = 1.15
-"""How many times faster than direct sums by the model. A choice: on a Zen 4 the model is 1.1 to 1.25 times too slow
-for direct sums, and within 1.1 for this form."""
 
 MOST_CANDIDATES = 24
 """Tiles that a search tries, best predicted first: a choice."""
@@ -38,15 +28,10 @@ class CpuWinograd(KernelKind):
     name = "Winograd's form"
 
     def of_group(self, group: Group, context: KernelContext) -> WinogradPart | None:
-        if not isinstance(group, TileGroup) or context.options.winograd == "off":
+        form = winograd_form(group, context) if isinstance(group, TileGroup) else None
+        if form is None or not isinstance(group, TileGroup):
             return None
-        conv = find_convolution(group.anchor)
-        lanes = lanes_of("float32", context.device.register_bytes)
-        if conv is None or conv.extents(conv.filters[1], conv.channels[1]) != [lanes, lanes]:
-            return None
-        if not is_in(conv.weights.source, packable_constants(context.operator, context.constants)):
-            return None
-        part = WinogradPart(group=group, context=context, conv=conv)
+        part = WinogradPart(group=group, context=context, form=form)
         return part if part.pays else None
 
 
@@ -57,18 +42,7 @@ class WinogradPart(KernelPart[WinogradTile]):
     tiles = WinogradTile
     group: TileGroup
     context: KernelContext
-    conv: Convolution
-
-    @cached_property
-    def clock(self) -> WinogradClock:
-        return WinogradClock(self.conv, self.context.device)
-
-    @cached_property
-    def _ranked(self) -> list[tuple[WinogradTile, float]]:
-        """All tiles, each with the model's seconds, the fastest first."""
-        allowed = OUTPUTS[self.context.options.winograd]
-        timed = [(tile, self.clock.seconds(tile)) for outputs in allowed for tile in self.clock.tiles(outputs)]
-        return sorted(timed, key=lambda item: item[1])
+    form: WinogradForm
 
     @cached_property
     def _direct(self) -> TilePart:
@@ -76,20 +50,20 @@ class WinogradPart(KernelPart[WinogradTile]):
 
     @property
     def pays(self) -> bool:
-        """Whether the model expects `GAIN`."""
+        """Whether the model expects more than of direct sums."""
         programs = self._direct.anchor.programs
-        return bool(programs) and self._ranked[0][1] * GAIN < programs[0].prediction.time_s
+        return bool(programs) and self.form.pays(programs[0].prediction.time_s)
 
     def forms(self, chosen: WinogradTile | None = None) -> list[Form]:
         """Raises IllegalRewrite for a ``chosen`` tile that the convolution cannot have."""
-        ranked = dict(self._ranked)
-        tile = chosen or self._ranked[0][0]
+        ranked = dict(self.form.ranked)
+        tile = chosen or self.form.ranked[0][0]
         if tile not in ranked:
             raise IllegalRewrite(f"{self.group.anchor.name} has no {tile}")
         device = self.context.device
         kind = outer_kind(ranked[tile], device)
-        params, asks_ahead = self.context.operator.params, self.clock.asks_ahead(tile)
-        kernel = emit_winograd(self.conv, self.group.epilogue, tile, params, kind, asks_ahead=asks_ahead)
+        params, asks_ahead = self.context.operator.params, self.form.clock.asks_ahead(tile)
+        kernel = emit_winograd(self.form.conv, self.group.epilogue, tile, params, kind, asks_ahead=asks_ahead)
         form = Form(
             path="rtile",
             statements=(*fill_border(self.group.border, device), kernel.statement),
@@ -116,4 +90,4 @@ class WinogradPart(KernelPart[WinogradTile]):
         return replace(tile_machine(context.device, WINOGRAD), structure=structure, dtype=direct.dtype)
 
     def candidates(self) -> Candidates[WinogradTile]:
-        return Candidates(found=self._ranked[:MOST_CANDIDATES], depth=self.clock.channels)
+        return Candidates(found=self.form.ranked[:MOST_CANDIDATES], depth=self.form.clock.channels)

@@ -26,22 +26,27 @@ from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.kinds import cpu_winograd
 from tvm_ext.tir_passes.kinds.kernel_kind import chosen_forms
 from tvm_ext.tir_passes.kinds.registry import divisions
+from tvm_ext.tir_passes.plan import winograd_form
 from tvm_ext.tir_passes.split_rtasks import SplitRTasks
 
 WIDE, NARROW = lookup("cpu-epyc-zen5"), lookup("cpu-cascade-lake-avx2")
 
 
-def convolution(batch, channels, filters, height, width, *, lanes=16, taps=3, stride=1, dilation=1, epilogue=True):
+def convolution(
+    batch, channels, filters, height, width, *, lanes=16, taps=3, stride=1, dilation=1, groups=1, epilogue=True
+):
     """A convolution over a padded tensor in blocks of ``lanes`` channels; its epilogue adds and takes the maximum."""
     reach = dilation * (taps - 1)
     data = te.placeholder((batch, channels // lanes, stride * height + reach, stride * width + reach, lanes), "float32")
-    weights = te.placeholder((filters, channels, taps, taps), "float32")
+    weights = te.placeholder((filters, channels // groups, taps, taps), "float32")
     bias = te.placeholder((filters // lanes, lanes), "float32")
-    co, ci = te.reduce_axis((0, channels // lanes)), te.reduce_axis((0, lanes))
+    blocks, each = channels // groups // lanes, filters // groups // lanes  # of a group's channels and filters
+    co, ci = te.reduce_axis((0, blocks)), te.reduce_axis((0, lanes))
     ky, kx = te.reduce_axis((0, taps)), te.reduce_axis((0, taps))
 
     def element(n, fo, y, x, fi):
-        at = (n, co, stride * y + dilation * ky, stride * x + dilation * kx, ci)
+        block = co if groups == 1 else fo // each * blocks + co
+        at = (n, block, stride * y + dilation * ky, stride * x + dilation * kx, ci)
         return te.sum(data[at] * weights[fo * lanes + fi, co * lanes + ci, ky, kx], axis=[co, ky, kx, ci])
 
     result = te.compute((batch, filters // lanes, height, width, lanes), element, "conv")
@@ -55,14 +60,17 @@ def expected(data, weights, bias=None):
     """The convolution in float64, in blocks as its input."""
     n, _, height, width, lanes = data.shape
     plain = data.astype("f8").transpose(0, 1, 4, 2, 3).reshape(n, -1, height, width)
-    sums = np.einsum("nchwyx,fcyx->nfhw", sliding_window_view(plain, (3, 3), axis=(2, 3)), weights.astype("f8"))
+    windows = sliding_window_view(plain, (3, 3), axis=(2, 3))
+    groups = plain.shape[1] // weights.shape[1]
+    own = zip(np.split(windows, groups, axis=1), np.split(weights.astype("f8"), groups), strict=True)
+    sums = np.concatenate([np.einsum("nchwyx,fcyx->nfhw", *both) for both in own], axis=1)
     blocked = sums.reshape(n, -1, lanes, height - 2, width - 2).transpose(0, 1, 3, 4, 2)
     return blocked if bias is None else np.maximum(blocked + bias[:, None, None, :], 0)
 
 
-def arrays_of(rng, batch, channels, filters, height, width, *, lanes=16):
+def arrays_of(rng, batch, channels, filters, height, width, *, lanes=16, groups=1):
     data = rng.standard_normal((batch, channels // lanes, height + 2, width + 2, lanes)).astype("f4")
-    weights = rng.standard_normal((filters, channels, 3, 3)).astype("f4")
+    weights = rng.standard_normal((filters, channels // groups, 3, 3)).astype("f4")
     return data, weights, rng.standard_normal((filters // lanes, lanes)).astype("f4")
 
 
@@ -87,8 +95,8 @@ def error(actual, wanted):
 @pytest.fixture
 def always(monkeypatch):
     """Small convolutions do not pay, and F(4x4, 3x3) mostly not beside F(2x2, 3x3)."""
-    monkeypatch.setattr(cpu_winograd, "GAIN", 0.0)
-    monkeypatch.setitem(cpu_winograd.OUTPUTS, "fast", (4,))
+    monkeypatch.setattr(winograd_form, "GAIN", 0.0)
+    monkeypatch.setitem(winograd_form.OUTPUTS, "fast", (4,))
 
 
 @pytest.mark.parametrize("option", ["auto", "fast"])
@@ -107,6 +115,16 @@ def test_values_of_odd_and_even_images(shape, option, always, rng):
 def test_values_in_registers_of_eight_lanes(always, rng):
     data, weights, bias = arrays_of(rng, 1, 24, 40, 6, 6, lanes=8)
     kernel, choice = constructed_with(convolution(1, 24, 40, 6, 6, lanes=8), "auto", NARROW)
+    assert "in Winograd's form" in choice.reason
+    wanted = expected(data, weights, bias)
+    assert error(run(kernel, choice, [data, weights, bias], wanted.shape, "float32"), wanted) < 5e-6
+
+
+@pytest.mark.parametrize("shape", [(2, 64, 96, 5, 7), (1, 128, 64, 6, 6)], ids=str)
+def test_values_of_groups(shape, always, rng):
+    """Each group reads its own channels; 48 filters of a group are three panels."""
+    data, weights, bias = arrays_of(rng, *shape, groups=2)
+    kernel, choice = constructed_with(convolution(*shape, groups=2), "auto")
     assert "in Winograd's form" in choice.reason
     wanted = expected(data, weights, bias)
     assert error(run(kernel, choice, [data, weights, bias], wanted.shape, "float32"), wanted) < 5e-6
@@ -133,7 +151,7 @@ def test_every_tile_that_is_listed_computes_the_same(always, rng):
     data, weights, bias = arrays_of(rng, *shape)
     wanted = expected(data, weights, bias)
     part = part_of(convolution(*shape))
-    tiles = sorted(dict(part._ranked), key=lambda tile: (tile.vectors, tile.rows, tile.tiles, tile.parts))
+    tiles = sorted(dict(part.form.ranked), key=lambda tile: (tile.vectors, tile.rows, tile.tiles, tile.parts))
     for tile in (tiles[0], tiles[len(tiles) // 2], tiles[-1]):
         (form,) = chosen_forms(part, {part.key().key: tile.configuration})
         assert f"{tile.rows} tiles x {tile.vectors} vectors" in " ".join(form.notes)
@@ -174,12 +192,12 @@ def test_images_of_few_pixels_read_the_smaller_weights():
 def test_weights_of_memory_are_read_once_and_asked_for():
     """16.8 MB: a core for each half of the filters, and no two that read all of them."""
     part = part_of(convolution(1, 512, 512, 7, 7))
-    tile = part._ranked[0][0]
+    tile = part.form.ranked[0][0]
     assert tile.parts == WIDE.unit_count
     assert tile.tiles >= 16, "all of the image's tiles in one task"
-    assert part.clock.asks_ahead(tile)
+    assert part.form.clock.asks_ahead(tile)
     inside = part_of(convolution(1, 64, 64, 56, 56))
-    assert not inside.clock.asks_ahead(inside._ranked[0][0])
+    assert not inside.form.clock.asks_ahead(inside.form.ranked[0][0])
 
 
 def test_values_where_weights_are_asked_for(always, rng, monkeypatch):
@@ -201,12 +219,12 @@ def test_the_report_says_what_direct_sums_would_take():
 def test_fast_takes_the_faster_of_both_forms():
     """More outputs of a tile are less work, and more weights to load."""
     wide, deep = convolution(1, 64, 64, 56, 56), convolution(8, 512, 512, 4, 2)
-    assert [part_of(func, winograd="fast")._ranked[0][0].outputs for func in (wide, deep)] == [4, 2]
+    assert [part_of(func, winograd="fast").form.ranked[0][0].outputs for func in (wide, deep)] == [4, 2]
 
 
 def test_a_tile_that_does_not_fit_is_refused():
     part = part_of(convolution(1, 128, 128, 28, 28))
-    assert {tile.outputs for tile in dict(part._ranked)} == {2}
+    assert {tile.outputs for tile in dict(part.form.ranked)} == {2}
     with pytest.raises(IllegalRewrite, match="has no WinogradTile"):
         part.forms(WinogradTile(outputs=2, tiles=7, parts=5, rows=7, vectors=3))
 

@@ -1,6 +1,6 @@
 """Emits a 3x3 convolution in Winograd's form (Lavin & Gray, CVPR 2016), all of its steps in one task's caches:
 
-    parallel for task in blocks of tiles x parts of the filters:
+    parallel for task in groups x blocks of tiles x parts of the group's filters:
       for tile in block:                           # (m+2) x (m+2) inputs, a vector of channels at a time
         data[:, tile, channels] = B^T d B
       for panel of filters in part:
@@ -34,6 +34,7 @@ from tvm_ext.ir.build_ir import (
     allocate,
     below,
     bind,
+    flat,
     if_all,
     index,
     load,
@@ -77,9 +78,10 @@ def emit_winograd(
     """
     (blocks, lanes), channels = conv.extents(*conv.filters), conv.extents(*conv.channels)
     outer, lane = conv.strides(*conv.filters)
+    panels = conv.count(conv.groups) * blocks // tile.vectors
     how = ConstantPack(
         param_index=next(i for i, param in enumerate(params) if param.same_as(conv.weights.source)),
-        extents=(blocks // tile.vectors, TAPS, TAPS, *channels, tile.vectors, lanes),
+        extents=(panels, TAPS, TAPS, *channels, tile.vectors, lanes),
         strides=(tile.vectors * outer, *conv.strides(*conv.taps, *conv.channels), outer, lane),
         winograd=tile.outputs,
     )
@@ -90,8 +92,9 @@ def emit_winograd(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _WinogradTask:
-    """The tiles from ``first`` on, and ``panels`` of filters from ``panel`` on."""
+    """The tiles from ``first`` on, and ``panels`` of a group's filters from ``panel`` on."""
 
+    group: tuple[Expr, ...]  # the place along `Convolution.groups`
     first: Expr
     panel: Expr
     panels: int
@@ -132,8 +135,9 @@ class _WinogradLoops:
         sums = new_buffer([elements, tile.tiles, tile.vectors * self.lanes], "float32", "sums_winograd")
 
         def task(at: tuple[Expr, ...]) -> Stmt:
-            block, part = at
+            *group, block, part = at
             own = _WinogradTask(
+                group=tuple(group),
                 first=block * index(tile.tiles),
                 panel=part * index(panels // tile.parts),
                 panels=panels // tile.parts,
@@ -142,15 +146,16 @@ class _WinogradLoops:
             )
             return sequence(allocate(data), allocate(sums), self._inputs(own), self._panels(own))
 
-        return parallel_cut([blocks, tile.parts], kind, "task", task)
+        return parallel_cut([*conv.extents(*conv.groups), blocks, tile.parts], kind, "task", task)
 
     def _place(self, task: _WinogradTask, number: Expr) -> tuple[list[tuple[Var, Expr]], Expr, Expr]:
-        """The image, and the first output along y and x, of the tile ``number`` of the task."""
+        """The image and the group, and the first output along y and x, of the tile ``number`` of the task."""
         count = prod(self.grid)
         whole = task.first + number
         last = whole if count % self.tile.tiles == 0 else tirx.min(whole, index(count - 1))
         *image, y, x = split_index(last, self.grid)
-        return bind(self.conv.images, image), y * index(self.tile.outputs), x * index(self.tile.outputs)
+        where = bind((*self.conv.images, *self.conv.groups), (*image, *task.group))
+        return where, y * index(self.tile.outputs), x * index(self.tile.outputs)
 
     # --- B^T d B ----------------------------------------------------------------------------------------------------
     def _inputs(self, task: _WinogradTask) -> Stmt:
@@ -186,8 +191,12 @@ class _WinogradLoops:
 
     # --- products ---------------------------------------------------------------------------------------------------
     def _panels(self, task: _WinogradTask) -> Stmt:
+        each = self.conv.anchor.extent(self.conv.filters[0]) // self.tile.vectors
+        extents = (*self.conv.extents(*self.conv.groups), each)
+
         def panel(number: Expr) -> Stmt:
-            here = task.panel + number
+            own = task.panel + number
+            here = flat((*task.group, own), extents)
 
             def element(at: tuple[Expr, ...]) -> Stmt:
                 def rows(first: Expr) -> Stmt:
@@ -196,7 +205,7 @@ class _WinogradLoops:
                 return loop(self.tile.tiles // self.tile.rows, SERIAL, "rows", rows)
 
             products = nest([self.size, self.size], SERIAL, ["element_y", "element_x"], element)
-            return sequence(products, self._outputs(task, here))
+            return sequence(products, self._outputs(task, own))
 
         return loop(task.panels, SERIAL, "panel", panel)
 
