@@ -59,7 +59,8 @@ from tvm_ext.runtime import graph_module as graph_executor
 from tvm_ext.runtime.cuda_source import own_cuda_compiler
 from tvm_ext.runtime.graph_module import GraphModule, TensorSpec
 from tvm_ext.runtime.library import Library, Signature
-from tvm_ext.runtime.open_library import OpenLibrary, OpenModule, OpenSignature, Variant, load
+from tvm_ext.runtime.open_library import OpenLibrary, OpenModule, load
+from tvm_ext.runtime.open_signature import OpenSignature, Variant
 from tvm_ext.runtime.signature import input_specs, output_specs
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.support.pass_clock import PassClock, timed_context
@@ -216,7 +217,8 @@ def build_open(
 ) -> OpenLibrary:
     """Compile an ONNX model for a CPU into one library whose named dimensions stay open: variants for some sizes.
 
-    A range is built in powers of two if a proof finds that elements do not meet: 13 then runs as 8 + 4 + 1.
+    A range is built in powers of two if a proof finds that elements do not meet. Sizes between run in parts, as 8 + 4 +
+    1, or padded, as 15 by 16: by the least predicted time.
 
     Parameters
     ----------

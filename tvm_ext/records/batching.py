@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -43,7 +43,7 @@ class OpenDimension:
     largest
         The largest size that a run may have.
     axes
-        With `BatchAxes` any size up to ``largest`` runs, divided into ``sizes``; without, ``sizes`` alone do.
+        With `BatchAxes` any size up to ``largest`` runs, by some of ``sizes``; without, ``sizes`` alone do.
     reason
         Why sizes are not divided; empty where they are.
     """
@@ -54,29 +54,23 @@ class OpenDimension:
     axes: BatchAxes | None = None
     reason: str = ""
 
-    def parts(self, size: int) -> tuple[int, ...]:
-        """The variants that run ``size``, the largest first; empty where it cannot run. 13 is 8 + 4 + 1.
-
-        >>> OpenDimension(name="n", sizes=(1, 2, 4, 8), largest=20, axes=BatchAxes(inputs=(), outputs=())).parts(13)
-        (8, 4, 1)
-        """
-        if size in self.sizes:
-            return (size,)
-        if self.axes is None or not 1 <= size <= self.largest:
-            return ()
-        return divided(size, self.sizes)
-
 
 def powers_of_two(largest: int) -> tuple[int, ...]:
     """1, 2, 4, ... up to ``largest``."""
     return tuple(1 << place for place in range(largest.bit_length()))
 
 
-def divided(size: int, buckets: Sequence[int]) -> tuple[int, ...]:
-    """``size`` as a sum of ``buckets``, of which 1 is one, the largest first."""
-    parts: list[int] = []
-    for bucket in sorted(buckets, reverse=True):
-        count, size = divmod(size, bucket)
-        parts += [bucket] * count
-    assert not size, "1 is a bucket"
-    return tuple(parts)
+def cheapest(size: int, costs: Mapping[int, float]) -> tuple[int, ...]:
+    """The buckets that run ``size`` for the least sum of ``costs``, by bucket, the largest first; few where equal.
+
+    Their sum is ``size`` or more: the last one's further places are padding.
+
+    >>> cheapest(13, {1: 1.0, 2: 2.0, 4: 3.9, 8: 7.5, 16: 15.0}), cheapest(15, {1: 2.0, 4: 3.0, 8: 5.0, 16: 9.0})
+    ((8, 4, 1), (16,))
+    """
+    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    for rest in range(1, size + 1):
+        before = ((bucket, best[max(0, rest - bucket)]) for bucket in costs)
+        choices = [(costs[bucket] + cost, (*parts, bucket)) for bucket, (cost, parts) in before]
+        best.append(min(choices, key=lambda choice: (choice[0], len(choice[1]))))
+    return tuple(sorted(best[size][1], reverse=True))

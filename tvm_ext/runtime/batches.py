@@ -11,7 +11,10 @@ from tvm_ext.support.arrays import Array, aligned_empty
 
 
 def cut(values: Sequence[Array], axes: BatchAxes, parts: Sequence[int]) -> list[list[Array]]:
-    """The inputs of each part: of ``parts`` (8, 4, 1) elements 0 to 7, 8 to 11, and 12. Views where they are rows."""
+    """The inputs of each part: of ``parts`` (8, 4, 1) elements 0 to 7, 8 to 11, and 12. Views where they are rows.
+
+    A last part that reaches beyond the batch has its last element again and again: a value that the model takes.
+    """
     starts = np.concatenate(([0], np.cumsum(parts)[:-1])).tolist()
     return [
         [_section(value, batch, start, size) for value, batch in zip(values, axes.inputs, strict=True)]
@@ -22,16 +25,31 @@ def cut(values: Sequence[Array], axes: BatchAxes, parts: Sequence[int]) -> list[
 def _section(value: Array, batch: BatchAxis | None, start: int, size: int) -> Array:
     if batch is None:
         return value
-    places = slice(start * batch.inner, (start + size) * batch.inner)
-    return np.ascontiguousarray(value[(slice(None),) * batch.axis + (places,)])
+    axis, inner = batch.axis, batch.inner
+    section = value[_places(batch, start * inner, (start + size) * inner)]
+    missing = size - section.shape[axis] // inner
+    if not missing:
+        return np.ascontiguousarray(section)
+    last = section[_places(batch, section.shape[axis] - inner, None)]
+    return _joined([section, *[last] * missing], axis)
 
 
-def join(results: Sequence[Sequence[Array]], axes: BatchAxes) -> list[Array]:
-    """The outputs of the whole batch, of the ``results`` of its parts in order."""
+def _places(batch: BatchAxis, start: int, end: int | None) -> tuple[slice, ...]:
+    return (*(slice(None),) * batch.axis, slice(start, end))
+
+
+def join(results: Sequence[Sequence[Array]], axes: BatchAxes, size: int) -> list[Array]:
+    """The outputs of a batch of ``size``, of the ``results`` of its parts in order, without padding."""
     return [
-        np.array(pieces[0]) if batch is None else _joined(pieces, batch.axis)
+        np.array(pieces[0]) if batch is None else _joined(_without_padding(pieces, batch, size), batch.axis)
         for pieces, batch in zip(zip(*results, strict=True), axes.outputs, strict=True)
     ]
+
+
+def _without_padding(pieces: Sequence[Array], batch: BatchAxis, size: int) -> list[Array]:
+    *full, last = pieces
+    left = size * batch.inner - sum(piece.shape[batch.axis] for piece in full)
+    return [*full, last[_places(batch, 0, left)]]
 
 
 def _joined(pieces: Sequence[Array], axis: int) -> Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,121 +13,17 @@ import tvm_ffi
 
 from tvm_ext.errors import InputError
 from tvm_ext.records import serialise
-from tvm_ext.records.batching import OpenDimension
-from tvm_ext.reports.report import BuildReport
-from tvm_ext.reports.text import format_time
 from tvm_ext.support.arrays import Array, aligned_empty
 
 from .batches import cut, join
 from .export import export_again, export_executable
-from .graph_module import Dimension, GraphModule, TensorSpec, find_spec
+from .graph_module import GraphModule, TensorSpec, find_spec
 from .library import ExportParts, Library, Signature, load_module, metadata_of
 from .machine import OneThread, ThreadSafeMachine, Turns
+from .open_signature import OpenReport, OpenSignature, parts_of, variant_of
 
 if TYPE_CHECKING:
     from tvm_ext._tvm import Executable, Tensor
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Variant:
-    """One variant of a library: the name of its function, a size for each open dimension, and what a build says."""
-
-    name: str
-    sizes: tuple[int, ...]
-    signature: Signature
-
-    @property
-    def predicted_s(self) -> float:
-        """Predicted seconds of a run, as far as its operators have predictions."""
-        return sum(operator.total_s or 0.0 for operator in self.signature.report.operators)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpenSignature:
-    """What travels inside an exported library with open dimensions beside the code."""
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    dimensions: tuple[OpenDimension, ...]
-    variants: tuple[Variant, ...]
-
-    @classmethod
-    def of(cls, dimensions: Sequence[OpenDimension], variants: Sequence[Variant]) -> OpenSignature:
-        """Of ``variants``, whose inputs and outputs differ in the extents of ``dimensions`` alone."""
-        inputs, outputs = (
-            tuple(_open_spec(specs, dimensions, variants) for specs in zip(*every, strict=True))
-            for every in (
-                [own.signature.inputs for own in variants],
-                [own.signature.outputs for own in variants],
-            )
-        )
-        return cls(inputs=inputs, outputs=outputs, dimensions=tuple(dimensions), variants=tuple(variants))
-
-
-def _open_spec(
-    specs: Sequence[TensorSpec], dimensions: Sequence[OpenDimension], variants: Sequence[Variant]
-) -> TensorSpec:
-    """One tensor's spec of those that variants have, with ``batch`` or ``2*batch`` where its extent differs."""
-    if any(spec.shape is None for spec in specs):
-        return specs[0]
-    extents = zip(*(spec.shape or () for spec in specs), strict=True)
-    return replace(specs[0], shape=tuple(_open_extent(own, dimensions, variants) for own in extents))
-
-
-def _open_extent(
-    extents: Sequence[Dimension], dimensions: Sequence[OpenDimension], variants: Sequence[Variant]
-) -> Dimension:
-    if len(set(extents)) == 1:
-        return extents[0]
-    for place, dimension in enumerate(dimensions):
-        sizes = [own.sizes[place] for own in variants]
-        factor = int(extents[0]) // sizes[0]
-        if all(extent == factor * size for extent, size in zip(extents, sizes, strict=True)):
-            return dimension.name if factor == 1 else f"{factor}*{dimension.name}"
-    return "?"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpenReport:
-    """The open dimensions, the variants with the report of each one's build, and which a size runs."""
-
-    dimensions: tuple[OpenDimension, ...]
-    variants: tuple[Variant, ...]
-
-    def of(self, *sizes: int) -> BuildReport:
-        """The build report of the variant for ``sizes``; raises InputError where there is none."""
-        return _variant(self.variants, self.dimensions, sizes).signature.report
-
-    def to_json(self) -> str:
-        """As `Library.export_library` keeps it."""
-        return json.dumps(asdict(self), separators=(",", ":"))
-
-    def save(self, path: str | Path) -> None:
-        """Write the reports of all variants atomically, as JSON."""
-        from tvm_ext.support.files import write_atomically
-
-        write_atomically(path, (self.to_json() + "\n").encode())
-
-    def __str__(self) -> str:
-        own = self.variants[0].signature.report
-        lines = [f"{own.model} for {own.device}: {len(self.variants)} variants in one library"]
-        for dimension in self.dimensions:
-            sizes = ", ".join(map(str, dimension.sizes))
-            if dimension.axes is None:
-                lines.append(f"{dimension.name}: {sizes}; no other size: {dimension.reason}")
-            else:
-                odd = _of_most_parts(dimension)
-                parts = " + ".join(map(str, dimension.parts(odd)))
-                lines.append(f"{dimension.name}: {sizes}; up to {dimension.largest} divided, {odd} = {parts}")
-        lines += [f"{variant.name}: predicted {format_time(variant.predicted_s)}" for variant in self.variants]
-        lines.append("build: " + ", ".join(f"{phase.name} {format_time(phase.seconds)}" for phase in own.phases))
-        return "\n".join(lines)
-
-
-def _of_most_parts(dimension: OpenDimension) -> int:
-    """The size that is divided into most parts, for an example."""
-    sizes = range(1, dimension.largest + 1)
-    return max(sizes, key=lambda size: (len(dimension.parts(size)), size))
 
 
 class OpenLibrary:
@@ -158,6 +53,7 @@ class OpenLibrary:
         self.executable, self._file, self._code = executable, file, code
         self.inputs, self.outputs = signature.inputs, signature.outputs
         self.dimensions, self.variants = signature.dimensions, signature.variants
+        self._parts: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         self._libraries = {own.sizes: Library(executable, own.signature, entry=own.name) for own in signature.variants}
 
     @property
@@ -174,28 +70,22 @@ class OpenLibrary:
 
         It shares code and constants with this one, and cannot be exported by itself.
         """
-        return self._libraries[_variant(self.variants, self.dimensions, sizes).sizes]
+        return self._libraries[variant_of(self.variants, self.dimensions, sizes).sizes]
 
     def name_of(self, sizes: Sequence[int]) -> str:
         """The name of the variant for ``sizes``; raises InputError where there is none."""
-        return _variant(self.variants, self.dimensions, sizes).name
+        return variant_of(self.variants, self.dimensions, sizes).name
 
     def vm(self, device: tvm.runtime.Device | None = None) -> ThreadSafeMachine:
         """A Relax VirtualMachine with a function for each variant, by its name; as `Library.vm`."""
         return self._libraries[self.variants[0].sizes].vm(device)
 
     def parts(self, sizes: Sequence[int]) -> list[tuple[int, ...]]:
-        """The sizes of the variants that run ``sizes``, in order: several where one dimension is divided.
-
-        Raises InputError for sizes that cannot run, naming those that can.
-        """
-        found: list[tuple[int, ...]] = [()]
-        for dimension, size in zip(self.dimensions, sizes, strict=True):
-            parts = dimension.parts(size)
-            if not parts:
-                raise InputError(*_no_size(dimension, size))
-            found = [(*before, part) for before in found for part in parts]
-        return found
+        """As `parts_of`: the sizes of the variants that run ``sizes``, in order."""
+        key = tuple(sizes)
+        if key not in self._parts:
+            self._parts[key] = parts_of(self.dimensions, self.variants, key)
+        return self._parts[key]
 
     def sizes_of(self, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
         """The size of each open dimension, as inputs of ``shapes`` have it."""
@@ -244,7 +134,8 @@ def load(path: str | Path) -> Library | OpenLibrary:
 class OpenModule:
     """A library with open dimensions on one device, for one thread at a time: `GraphModule` for any size.
 
-    A size that no variant has runs in parts, one after the other. Threads that work side by side take one each.
+    A size that no variant has runs in parts, one after the other, the last one padded. Threads that work side by side
+    take one each.
     """
 
     def __init__(self, library: OpenLibrary, device: tvm.runtime.Device | None = None) -> None:
@@ -300,16 +191,20 @@ class OpenModule:
                     "input(s) without a value: " + "; ".join(map(str, missing)) + ".",
                     "set them with set_input(name, value) or run(name=value)",
                 )
-            parts = self.parts()
-            if len(parts) == 1:
-                self._run_whole(self._module(parts[0]))
+            sizes = self._sizes()
+            parts = self._library.parts(sizes)
+            if parts == [sizes]:
+                self._run_whole(self._module(sizes))
             else:
-                self._run_parts(parts)
+                self._run_parts(sizes, parts)
             self._turns.has_run()
 
     def parts(self) -> list[tuple[int, ...]]:
         """The sizes of the variants that the present inputs run through, in order."""
-        return self._library.parts(self._library.sizes_of({name: own.shape for name, own in self._values.items()}))
+        return self._library.parts(self._sizes())
+
+    def _sizes(self) -> tuple[int, ...]:
+        return self._library.sizes_of({name: own.shape for name, own in self._values.items()})
 
     def _run_whole(self, module: GraphModule) -> None:
         if self._given is not module:
@@ -318,18 +213,18 @@ class OpenModule:
         module.run()
         self._ran, self._outputs = module, None
 
-    def _run_parts(self, parts: Sequence[tuple[int, ...]]) -> None:
+    def _run_parts(self, sizes: Sequence[int], parts: Sequence[tuple[int, ...]]) -> None:
         place, dimension = next(
             (place, own) for place, own in enumerate(self._library.dimensions) if own.axes is not None
         )
         assert dimension.axes is not None
         values = [self._values[spec.name] for spec in self.inputs]
         results = []
-        for sizes, own in zip(parts, cut(values, dimension.axes, [sizes[place] for sizes in parts]), strict=True):
-            module = self._module(sizes)
+        for part, own in zip(parts, cut(values, dimension.axes, [part[place] for part in parts]), strict=True):
+            module = self._module(part)
             module.run(**{spec.name: value for spec, value in zip(self.inputs, own, strict=True)})
             results.append([np.from_dlpack(module.get_output(at)) for at in range(module.get_num_outputs())])
-        self._outputs = [tvm_ffi.from_dlpack(value) for value in join(results, dimension.axes)]
+        self._outputs = [tvm_ffi.from_dlpack(value) for value in join(results, dimension.axes, sizes[place])]
         self._ran = self._given = None
 
     def _module(self, sizes: tuple[int, ...]) -> GraphModule:
@@ -372,25 +267,3 @@ def _copied(spec: TensorSpec, value: Any) -> Array:
     copied = aligned_empty(value.shape, value.dtype)
     copied[...] = value
     return copied
-
-
-def _no_size(dimension: OpenDimension, size: int) -> tuple[str, str]:
-    sizes = ", ".join(map(str, dimension.sizes))
-    if dimension.axes is not None:
-        return (
-            f"dimension {dimension.name!r} is {size}, and the library runs 1 to {dimension.largest}.",
-            "divide the batch, or build the library for a larger range",
-        )
-    return (
-        f"dimension {dimension.name!r} is {size}, and the library has variants for {sizes} ({dimension.reason}).",
-        "build it for this size, too, or use tvm_ext.InferenceSession, which compiles shapes as they come",
-    )
-
-
-def _variant(variants: Sequence[Variant], dimensions: Sequence[OpenDimension], sizes: Sequence[int]) -> Variant:
-    found = next((own for own in variants if own.sizes == tuple(sizes)), None)
-    if found is None:
-        names = ", ".join(own.name for own in dimensions)
-        known = "; ".join(", ".join(map(str, own.sizes)) for own in variants)
-        raise InputError(f"there is no variant for ({names}) = {tuple(sizes)}.", f"the variants are: {known}")
-    return found

@@ -165,6 +165,7 @@ class CompiledPiece:
                 for own, part in zip(chosen.shapes, parts, strict=True)
             ],
             chosen.axes,
+            chosen.size,
         )
 
     def _chosen(self, shapes: InputSizes) -> DividedRun | CompiledVariant | RuntimePiece:

@@ -19,6 +19,7 @@ from tvm_ext import InferenceSession, SessionOptions, relay
 from tvm_ext.cli.app import main
 from tvm_ext.errors import ConcurrentUseError, ExportError, InputError, OptionError
 from tvm_ext.options import BuildOptions
+from tvm_ext.records.batching import cheapest
 from tvm_ext.support.arrays import Array
 
 DRAW = np.random.default_rng(5)
@@ -98,8 +99,12 @@ def test_a_batch_runs_as_its_elements_do(library: relay.OpenLibrary, size: int) 
 def test_what_the_library_says(library: relay.OpenLibrary) -> None:
     assert [(own.name, own.sizes) for own in library.variants] == [(f"batch_{n}", (n,)) for n in (1, 2, 4, 8)]
     assert (library.inputs[0].shape, library.outputs[0].shape) == (("batch", 3, 6, 6), ("batch", 5))
-    assert "batch: 1, 2, 4, 8; up to 12 divided, 11 = 8 + 2 + 1" in str(library.report)
-    assert library.parts([11]) == [(8,), (2,), (1,)]
+    assert "batch: 1, 2, 4, 8; up to 12 divided or padded: " in str(library.report)
+    costs = {own.sizes[0]: own.predicted_s for own in library.variants}
+    for size in range(1, 13):
+        parts = tuple(part for (part,) in library.parts([size]))
+        assert parts == ((size,) if size in costs else cheapest(size, costs))
+        assert sum(parts[:-1]) < size <= sum(parts)
     assert library.report.of(4).operators
     module = library["default"]()
     for size in (0, 13):
@@ -145,7 +150,7 @@ def test_exported_and_loaded(library: relay.OpenLibrary, tmp_path: Path, capsys:
     assert len(session.report.pieces[0].builds) == 4
     assert _command("run", str(path), "--shape", "x=3,3,6,6") == 0
     printed = capsys.readouterr()
-    assert "batch_2 + batch_1" in printed.err
+    assert f"ran as {' + '.join(f'batch_{part}' for (part,) in loaded.parts([3]))}" in printed.err
     assert "y: 3x5 float32" in printed.out
     (tmp_path / "cut.so").write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ExportError):
@@ -237,10 +242,11 @@ def test_threads_take_a_module_each(library: relay.OpenLibrary) -> None:
 def test_sessions_divide_where_it_is_proven() -> None:
     options = SessionOptions(build=BuildOptions(device=DEVICE))
     session = InferenceSession(_convolutions(), options)
-    x = _whole(7, 3, 6, 6)
-    single = [session.run(None, {"x": x[place : place + 1]})[0] for place in range(7)]
-    np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.concatenate(single))
-    assert {shapes[0][0] for shapes, _ in session.report.pieces[0].builds} == {1, 2, 4}
+    x = _whole(15, 3, 6, 6)
+    single = np.concatenate([session.run(None, {"x": x[place : place + 1]})[0] for place in range(15)])
+    for size in (15, 5):  # padded, and as 4 + 1
+        np.testing.assert_array_equal(session.run(None, {"x": x[:size]})[0], single[:size])
+    assert {shapes[0][0] for shapes, _ in session.report.pieces[0].builds} == {1, 4, 16}
     mixing = InferenceSession(_encoder("Softmax"), options)
     assert mixing.run(None, {"x": _whole(3, 4, 8)})[0].shape == (3, 4, 8)
     assert {shapes[0][0] for shapes, _ in mixing.report.pieces[0].builds} == {3}
@@ -251,7 +257,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     library, report = tmp_path / "open.so", tmp_path / "report.json"
     arguments = ["compile", str(tmp_path / "model.onnx"), "-o", str(library)]
     assert _command(*arguments, "--open", "batch=1:3", "--report", str(report)) == 0
-    assert "batch: 1, 2; up to 3 divided, 3 = 2 + 1" in capsys.readouterr().out
+    assert "batch: 1, 2; up to 3 divided or padded: 3 by " in capsys.readouterr().out
     assert report.exists()
     for wrong in ("batch", "batch=a", "batch=1:2:3"):
         assert _command(*arguments, "--open", wrong) == 2

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from tests.support.small_models import onnx_model
 from tvm_ext import relay
-from tvm_ext.records.batching import BatchAxes, BatchAxis, OpenDimension, divided, powers_of_two
+from tvm_ext.records.batching import BatchAxes, BatchAxis, cheapest
 from tvm_ext.relay_passes.batching.prove import MixedBatch, ModelAt, batch_axes
 from tvm_ext.support.arrays import Array
 
@@ -204,11 +204,17 @@ def test_integer_inputs_and_inputs_without_a_batch() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(1, 300), st.integers(1, 300))
-def test_parts_add_up(size: int, largest: int) -> None:
-    own = OpenDimension(name="n", sizes=powers_of_two(largest), largest=largest, axes=BatchAxes(inputs=(), outputs=()))
-    parts = own.parts(size)
-    assert sum(parts) == (size if size <= largest else 0)
-    assert set(parts) <= set(own.sizes)
-    assert sum(divided(size, own.sizes)) == size
-    assert OpenDimension(name="n", sizes=(2, 4), largest=4, reason="r").parts(3) == ()
+@given(st.integers(1, 64), st.dictionaries(st.integers(1, 64), st.integers(1, 50), min_size=1, max_size=5))
+def test_buckets_that_cost_least(size: int, costs: dict[int, int]) -> None:
+    parts = cheapest(size, costs)
+    assert sum(parts[:-1]) < size <= sum(parts)
+    assert list(parts) == sorted(parts, reverse=True)
+    single = min((cost * -(-size // bucket) for bucket, cost in costs.items()))
+    assert sum(costs[part] for part in parts) <= single
+
+
+def test_padding_costs_or_parts_do() -> None:
+    linear = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}
+    assert cheapest(13, linear) == (8, 4, 1)
+    assert cheapest(15, {own: 1 + cost for own, cost in linear.items()}) == (16,)
+    assert cheapest(9, {own: 1 + cost for own, cost in linear.items()}) == (8, 1)
