@@ -16,7 +16,7 @@ from tvm_ext.runtime.library import Library
 from tvm_ext.support.files import write_atomically
 
 from .inference_session import PROVIDER
-from .partition import Piece, partition
+from .partition import Piece, importable_with_loops, partition, whole
 from .pieces import Build
 
 
@@ -52,7 +52,7 @@ def write_context_model(
     """
     path = Path(path)
     proto = _sized(load_onnx(model), shape or {})
-    pieces = partition(proto)
+    pieces = [whole(proto)] if importable_with_loops(proto) else partition(proto)
     compiled = {
         place: build(piece.model, _sizes(piece, proto)) for place, piece in enumerate(pieces) if not piece.refused
     }

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from tvm_ext.errors import ModelError
+from tvm_ext.errors import InputError, ModelError
+from tvm_ext.frontend import from_onnx
+from tvm_ext.relay_passes.onnx.bind_inputs import declared_dims
 from tvm_ext.relay_passes.onnx.check import sort_nodes
 from tvm_ext.relay_passes.onnx.clean import drop_dead_nodes
 from tvm_ext.relay_passes.onnx.control_flow import OPERATORS
@@ -45,6 +47,22 @@ def partition(model: onnx.ModelProto) -> list[Piece]:
     return _pieces(graph, _turns(graph.nodes, refused), model)
 
 
+def importable_with_loops(model: onnx.ModelProto) -> bool:
+    """Whether ``model`` has control flow, and is imported whole with it: all shapes are known."""
+    if not any(is_standard(node, *OPERATORS) for node in model.graph.node):
+        return False
+    constants = {tensor.name for tensor in model.graph.initializer}
+    for value in model.graph.input:
+        dims = None if value.name in constants else declared_dims(value)
+        if value.name not in constants and (dims is None or not all(isinstance(size, int) for size in dims)):
+            return False
+    try:
+        from_onnx(model)
+    except (ModelError, InputError):
+        return False
+    return True
+
+
 def claimable(model: onnx.ModelProto) -> list[list[int]]:
     """Groups of places in ``model.graph.node`` that the import takes, each without a node between that it refuses.
 
@@ -58,8 +76,8 @@ def claimable(model: onnx.ModelProto) -> list[list[int]]:
     for node in graph.nodes:
         for name in read_names(node):
             readers.setdefault(name, []).append(node)
-    refused = [False] * len(nodes)
     reached = [name for node in unsupported for name in node.output if name]
+    refused = [_is_refused(node, set(reached), graph) for node in nodes]
     while reached:  # from inside a definition on to the node of the model that it defines
         name = reached.pop()
         if name in own:

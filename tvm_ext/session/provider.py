@@ -24,12 +24,9 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.support.tensors import array_over, tensor_of
 
 from .inference_session import PROVIDER, InferenceSession
-from .partition import claimable
+from .partition import claimable, importable_with_loops
 from .pieces import onnx_runtime
 from .session_options import SessionOptions
-
-_REFUSED = "tvm_ext.refused"
-"""The domain that nodes with subgraphs get, of which the import has no operator."""
 
 _OF_ATTRIBUTE = {
     "ints": onnx.AttributeProto.INTS,
@@ -101,7 +98,8 @@ def _check(options: Any) -> None:
 def _claim(description: Any, _options: Any) -> list[list[int]]:
     """Groups of nodes, by their places, that are compiled; none where the model is damaged or nothing is supported."""
     try:
-        return claimable(_model(description))
+        model = _model(description)
+        return [list(range(len(model.graph.node)))] if importable_with_loops(model) else claimable(model)
     except ModelError as error:
         warnings.warn(f"ONNX Runtime runs what cannot be compiled: {error.problem}", UserWarning, stacklevel=1)
         return []
@@ -139,27 +137,27 @@ def _texts(options: Any) -> dict[str, str]:
 
 def _model(description: Any) -> onnx.ModelProto:
     """The model of a description that ``csrc/onnxruntime/graph.h`` explains."""
+    opsets = [helper.make_opsetid(str(domain), int(version)) for domain, version in description["opsets"]]
+    return helper.make_model(_graph("main", description), opset_imports=opsets)
+
+
+def _graph(name: str, description: Any) -> onnx.GraphProto:
     constants = [_tensor(item) for item in description["initializers"]]
     names = {tensor.name for tensor in constants}
-    graph = helper.make_graph(
+    return helper.make_graph(
         [_node(item) for item in description["nodes"]],
-        "main",
+        name,
         [_value(item) for item in description["inputs"] if str(item[0]) not in names],
         [_value(item) for item in description["outputs"]],
         constants,
     )
-    opsets = [
-        helper.make_opsetid(str(domain), int(version)) for domain, version in (*description["opsets"], (_REFUSED, 1))
-    ]
-    return helper.make_model(graph, opset_imports=opsets)
 
 
 def _node(item: Any) -> onnx.NodeProto:
-    operator, domain, name, inputs, outputs, attributes, has_graphs = item
-    if has_graphs:  # stays in ONNX Runtime, whatever it is
-        domain = _REFUSED
+    operator, domain, name, inputs, outputs, attributes, graphs = item
     node = helper.make_node(str(operator), _names(inputs), _names(outputs), str(name), domain=str(domain))
     node.attribute.extend(_attribute(str(key), value) for key, value in attributes.items() if value is not None)
+    node.attribute.extend(helper.make_attribute(str(key), _graph(str(key), value)) for key, value in graphs.items())
     return node
 
 

@@ -40,20 +40,32 @@ def _weight(name: str, *shape: int) -> onnx.TensorProto:
     return numpy_helper.from_array(np.random.default_rng(len(name)).standard_normal(shape).astype("float32"), name)
 
 
-def _model(batch: int | str = 4, *, loop: bool = False) -> onnx.ModelProto:
-    """A layer, with ``loop`` a Loop that only ONNX Runtime runs, and more behind it, with attributes of all kinds."""
+def _model(batch: int | str = 4, *, loop: bool = False, grows: bool = False) -> onnx.ModelProto:
+    """A layer, with ``loop`` a Loop, and more behind it, with attributes of all kinds.
+
+    With ``grows`` the Loop carries another value, which grows, so that only ONNX Runtime runs it.
+    """
     nodes = [
         helper.make_node("Gemm", ["x", "w", "b"], ["sum"], alpha=0.5, transB=1),
         helper.make_node("LeakyRelu", ["sum"], ["first"], alpha=0.3),
     ]
     if loop:
-        body = helper.make_graph(
-            [helper.make_node("Add", ["v", "v"], ["more"]), helper.make_node("Identity", ["go"], ["on"])],
-            "body",
-            [_value("i", [], TensorProto.INT64), _value("go", [], TensorProto.BOOL), _value("v", [batch, 6])],
-            [_value("on", [], TensorProto.BOOL), _value("more", [batch, 6])],
-        )
-        nodes.append(helper.make_node("Loop", ["times", "", "first"], ["second"], body=body))
+        inside = [helper.make_node("Add", ["v", "b"], ["more"]), helper.make_node("Identity", ["go"], ["on"])]
+        inputs = [_value("i", [], TensorProto.INT64), _value("go", [], TensorProto.BOOL), _value("v", [batch, 6])]
+        outputs = [_value("on", [], TensorProto.BOOL), _value("more", [batch, 6])]
+        if grows:
+            inside[0].output[0] = "shifted"
+            inside += [
+                helper.make_node("Concat", ["p", "p"], ["pile"], axis=0),
+                helper.make_node("ReduceMax", ["p"], ["top"], keepdims=0),
+                helper.make_node("Add", ["shifted", "top"], ["more"]),
+            ]
+            inputs.append(_value("p", None))
+            outputs.append(_value("pile", None))
+        body = helper.make_graph(inside, "body", inputs, outputs)
+        kept = ["second", "grown"]
+        count = 1 + grows
+        nodes.append(helper.make_node("Loop", ["times", "", *["first"] * count], kept[:count], body=body))
     else:
         nodes.append(helper.make_node("Add", ["first", "first"], ["second"]))
     nodes += [
@@ -102,7 +114,7 @@ def _build(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Libra
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("context") / "ctx.onnx"
-    write_context_model(_model(loop=True), path, build=_build)
+    write_context_model(_model(loop=True, grows=True), path, build=_build)
     return path
 
 
@@ -120,8 +132,46 @@ def test_open_shapes_are_compiled_as_they_come() -> None:
         _assert_same(session, model, _data(batch))
 
 
-def test_what_the_import_refuses_runs_in_onnx_runtime_between_compiled_parts() -> None:
+def test_control_flow_of_known_shapes_is_compiled() -> None:
     model = _model(loop=True)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), _options())
+    assert set(_assigned(session).values()) == {PROVIDER}
+    assert "Loop" in _assigned(session)
+    _assert_same(session, model, _data(4))
+
+
+@pytest.mark.parametrize("positive", [True, False])
+def test_branches_and_scans_are_compiled(positive: bool) -> None:
+    """An If with a Scan in one branch; both read the graph around them."""
+    step = helper.make_graph(
+        [helper.make_node("Add", ["state", "row"], ["next"]), helper.make_node("Mul", ["next", "b"], ["out"])],
+        "step",
+        [_value("state", [6]), _value("row", [6])],
+        [_value("next", [6]), _value("out", [6])],
+    )
+    scan = helper.make_node("Scan", ["b", "x"], ["last", "then"], body=step, num_scan_inputs=1)
+    branches = {
+        "then_branch": helper.make_graph([scan], "sums", [], [_value("then", [4, 6])]),
+        "else_branch": helper.make_graph(
+            [helper.make_node("Neg", ["x"], ["other"])], "other", [], [_value("other", [4, 6])]
+        ),
+    }
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["go"]),
+        helper.make_node("If", ["go"], ["y"], **branches),
+    ]
+    constants = [_weight("b", 6), numpy_helper.from_array(np.array(0, "float32"), "zero")]
+    graph = helper.make_graph(nodes, "branches", [_value("x", [4, 6])], [_value("y", [4, 6])], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), _options())
+    assert set(_assigned(session).values()) == {PROVIDER}
+    sign = 1 if positive else -1
+    _assert_same(session, model, {"x": sign * np.abs(DRAW.standard_normal((4, 6))).astype("float32")})
+
+
+def test_what_the_import_refuses_runs_in_onnx_runtime_between_compiled_parts() -> None:
+    model = _model(loop=True, grows=True)
     session = onnxruntime.InferenceSession(model.SerializeToString(), _options())
     assigned = _assigned(session)
     assert assigned["Gemm"] == assigned["Transpose"] == PROVIDER
@@ -151,7 +201,9 @@ assert not {"tvm", "tvm_ffi", "tvm_ext"} & sys.modules.keys()
     library = str(_native.library_path(_native.PROVIDER_LIBRARY))
     arguments = [sys.executable, "-c", program, library, PROVIDER, str(context), str(feed), str(result)]
     subprocess.run(arguments, check=True, env=environment, timeout=60)
-    plain = onnxruntime.InferenceSession(_model(loop=True).SerializeToString(), providers=["CPUExecutionProvider"])
+    plain = onnxruntime.InferenceSession(
+        _model(loop=True, grows=True).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     np.testing.assert_allclose(np.load(result), plain.run(None, data)[0], rtol=1e-5, atol=1e-5)
 
 

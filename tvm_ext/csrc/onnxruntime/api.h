@@ -84,14 +84,13 @@ constexpr Entry<353, OrtStatus*(const OrtNode*, size_t*)> kNodeInputCount{};
 constexpr Entry<354, OrtStatus*(const OrtNode*, const OrtValueInfo**, size_t)> kNodeInputs{};
 constexpr Entry<355, OrtStatus*(const OrtNode*, size_t*)> kNodeOutputCount{};
 constexpr Entry<356, OrtStatus*(const OrtNode*, const OrtValueInfo**, size_t)> kNodeOutputs{};
-constexpr Entry<357, OrtStatus*(const OrtNode*, size_t*)> kNodeImplicitInputCount{};
-constexpr Entry<358, OrtStatus*(const OrtNode*, const OrtValueInfo**, size_t)> kNodeImplicitInputs{};
 constexpr Entry<359, OrtStatus*(const OrtNode*, size_t*)> kNodeAttributeCount{};
 constexpr Entry<360, OrtStatus*(const OrtNode*, const OrtOpAttr**, size_t)> kNodeAttributes{};
 constexpr Entry<362, OrtStatus*(const OrtOpAttr*, OrtValue**)> kAttributeTensor{};
 constexpr Entry<363, OrtStatus*(const OrtOpAttr*, int*)> kAttributeType{};
 constexpr Entry<364, OrtStatus*(const OrtOpAttr*, const char**)> kAttributeName{};
 constexpr Entry<365, OrtStatus*(const OrtNode*, size_t*)> kNodeSubgraphCount{};
+constexpr Entry<366, OrtStatus*(const OrtNode*, const OrtGraph**, size_t, const char**)> kNodeSubgraphs{};
 constexpr Entry<378, OrtStatus*(const OrtValue*, const void**)> kTensorData{};
 constexpr Entry<379, OrtStatus*(const OrtSessionOptions*, OrtKeyValuePairs**)> kConfigEntries{};
 

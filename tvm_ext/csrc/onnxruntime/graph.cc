@@ -113,21 +113,19 @@ ffi::Any Graph::Node(const OrtNode* node) const {
   Values inputs, outputs;
   for (const OrtValueInfo* value : ListOf(api_, kNodeInputCount, kNodeInputs, node)) inputs.push_back(ffi::String(NameOf(value)));
   for (const OrtValueInfo* value : ListOf(api_, kNodeOutputCount, kNodeOutputs, node)) outputs.push_back(ffi::String(NameOf(value)));
-  size_t subgraphs = 0;
-  api_.Check(kNodeSubgraphCount, node, &subgraphs);
-  ffi::Map<ffi::String, ffi::Any> attributes;
-  if (subgraphs != 0) {  // which read tensors of this graph
-    for (const OrtValueInfo* value : ListOf(api_, kNodeImplicitInputCount, kNodeImplicitInputs, node)) {
-      inputs.push_back(ffi::String(NameOf(value)));
-    }
-  } else {
-    for (const OrtOpAttr* attribute : AttributesOf(node)) {
-      const char* key = nullptr;
-      api_.Check(kAttributeName, attribute, &key);
-      attributes.Set(key, Attribute(attribute));
-    }
+  ffi::Map<ffi::String, ffi::Any> attributes, graphs;
+  for (const OrtOpAttr* attribute : AttributesOf(node)) {
+    const char* key = nullptr;
+    api_.Check(kAttributeName, attribute, &key);
+    attributes.Set(key, Attribute(attribute));
   }
-  return Values{ffi::String(op), ffi::String(domain), ffi::String(name), inputs, outputs, attributes, subgraphs != 0};
+  size_t count = 0;
+  api_.Check(kNodeSubgraphCount, node, &count);
+  std::vector<const OrtGraph*> subgraphs(count);
+  std::vector<const char*> keys(count);
+  if (count != 0) api_.Check(kNodeSubgraphs, node, subgraphs.data(), count, keys.data());
+  for (size_t i = 0; i < count; ++i) graphs.Set(keys[i], Graph(api_, subgraphs[i]).Describe(nullptr));
+  return Values{ffi::String(op), ffi::String(domain), ffi::String(name), inputs, outputs, attributes, graphs};
 }
 
 ffi::Any Graph::AttributeOf(const OrtNode* node, const std::string& name) const {

@@ -34,8 +34,8 @@ class Graph {
   bool IsNested() const;
   std::string ModelPath() const;  // empty where the model was no file
 
-  // "nodes": each [operator, domain, name, inputs, outputs, attributes, whether it has subgraphs]; of these the
-  // attributes are left out, and inputs are what the subgraphs read, too;
+  // "nodes": each [operator, domain, name, inputs, outputs, attributes, subgraphs], the last described like this graph,
+  // by the name of their attribute;
   // "inputs", "outputs": each [name, element type, dimensions (0 for an open one)]; null for what is no tensor;
   // "initializers": each [name, element type, dimensions, bytes]; "opsets": each [domain, version].
   // Inputs and outputs are those of `fused`, or the graph's own. Bytes are ONNX Runtime's own, valid during the call.
