@@ -24,7 +24,8 @@ from rich.table import Table
 
 from benchmarks.networks import models
 from tvm_ext.bench.contenders import ONNX_RUNTIME, OURS
-from tvm_ext.bench.memory import MIB, MemoryUse, Meter, measured
+from tvm_ext.bench.memory import MIB, Meter, measured
+from tvm_ext.records.memory import MemoryUse
 from tvm_ext.support.files import temporary_folder
 
 DEFAULT = (

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from tvm_ext.devices.device_db import TargetLike
 from tvm_ext.options import BuildOptions
+from tvm_ext.records.memory import MemoryUse
 from tvm_ext.relay_passes.onnx.load import load_onnx
 from tvm_ext.reports.text import format_time
 from tvm_ext.support.arrays import Array
@@ -22,7 +23,7 @@ from tvm_ext.support.files import temporary_folder
 from . import contenders, models, timing
 from .contenders import ONNX_RUNTIME, OPENVINO, OURS, PEERS, STOCK_TVM, Contender
 from .environment import Environment, Placement, current_environment, on_main_core, place_threads
-from .memory import MEASURED, MIB, MemoryUse, measured
+from .memory import MEASURED, MIB, measured
 
 STOCK_BUDGET_S = 15.0
 """Stock TVM leaves CPU kernels unscheduled and takes seconds per run; a handful of samples says enough."""
@@ -103,6 +104,7 @@ def bench(
     stock_budget_s: float = STOCK_BUDGET_S,
     seed: int = 0,
     memory: bool = False,
+    report: str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> BenchResult:
@@ -113,7 +115,7 @@ def bench(
     takes every one that is installed and lists the others as skipped. ``progress`` is told each step: one to build or
     load each contender, one to time them all. ``clock`` is as in `timing.interleave`. Each thread of a contender has a
     core to itself meanwhile (`placement`). ``memory`` also measures what those of `memory.MEASURED` take, in
-    new processes.
+    new processes. ``report`` is a file for the report of our build, with the time of a run and the memory of all.
 
     Raises InputError for an unknown peer, UnsupportedEnvironmentError for a named peer that is not installed, and what
     importing and building the model raise.
@@ -143,6 +145,9 @@ def bench(
     if memory:
         tell("measuring memory")
         timings = _with_memory(timings, ours, proto, values, environment.threads)
+    if report is not None and ours.library is not None:
+        peaks = tuple((item.name, item.memory) for item in timings if item.memory is not None)
+        replace(ours.library.report, run_s=timings[0].median_s, memory=peaks).save(report)
     return BenchResult(
         model=name,
         inputs=tuple((key, tuple(value.shape)) for key, value in values.items()),

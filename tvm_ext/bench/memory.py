@@ -10,13 +10,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tvm_ext.errors import UnsupportedEnvironmentError
+from tvm_ext.records.memory import MemoryUse
 from tvm_ext.support.arrays import Array
 
 from .contenders import ONNX_RUNTIME, OPENVINO, OURS
@@ -25,19 +26,6 @@ MIB = 1 << 20  # bytes
 RUNS = 5  # a choice: memory of later runs is that of the first ones
 _TIMEOUT_S = 600.0  # a choice: ample
 _RESET_PEAK = "5"  # to /proc/self/clear_refs, proc(5)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryUse:
-    """Resident bytes over those before the file was loaded: at most while loading, at most while running, and after."""
-
-    load_peak_bytes: int
-    run_peak_bytes: int
-    resident_bytes: int
-
-    @property
-    def peak_bytes(self) -> int:
-        return max(self.load_peak_bytes, self.run_peak_bytes)
 
 
 class Meter:

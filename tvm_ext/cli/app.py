@@ -171,6 +171,9 @@ def bench(
         bool, typer.Option("--memory", help="Also measure peaks of memory, of loading and of runs; a process each.")
     ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON to this file.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the report of our build (.html or .json), with memory if measured.")
+    ] = None,
     seed: common.Seed = 0,
     as_json: common.AsJson = False,
 ) -> None:
@@ -194,6 +197,7 @@ def bench(
             rounds=rounds,
             seed=seed,
             memory=memory,
+            report=report,
             progress=steps.begin,
         )
     text = serialise.to_json(result)

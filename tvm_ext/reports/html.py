@@ -45,6 +45,7 @@ def render(report: BuildRecord) -> str:
         paths="".join(f"<option>{path}</option>" for path in _PATHS if path in report.path_counts()),
         bars_note=_bars_note(report),
         tuning=tuning_section(report.tuning),
+        memory=_memory_section(report),
         table=_table(report),
         schedules=section(report),
         passes=_pass_bars(report),
@@ -73,6 +74,8 @@ def _tiles(report: BuildRecord) -> str:
         tiles.append(_tile(format_time(predicted), "one run, predicted"))
     if report.run_s is not None:
         tiles.append(_tile(format_time(report.run_s), "one run, measured"))
+    if report.memory:
+        tiles.append(_tile(_mib(report.memory[0][1].peak_bytes), "memory, at most"))
     code = report.device_code
     if code is not None:
         form = f"machine code for {', '.join(code.architectures)}" if code.architectures else f"{code.language} source"
@@ -82,6 +85,29 @@ def _tiles(report: BuildRecord) -> str:
 
 def _tile(value: str, caption: str) -> str:
     return f'<div class="tile"><b>{escape(value)}</b><span>{caption}</span></div>'
+
+
+def _memory_section(report: BuildRecord) -> str:
+    """Peaks of each contender as bars on one scale; empty where memory was not measured."""
+    if not report.memory:
+        return ""
+    longest = float(max(use.peak_bytes for _, use in report.memory))
+    rows = [
+        f'<div class="entry">{_bar(escape(f"{name}, {when}"), float(peak), None, longest, _mib(peak), style)}</div>'
+        for style, (name, use) in zip(("rtile", *("stock",) * len(report.memory)), report.memory, strict=False)
+        for when, peak in (
+            ("while loading", use.load_peak_bytes),
+            ("while running", use.run_peak_bytes),
+            ("afterwards", use.resident_bytes),
+        )
+    ]
+    note = "Resident bytes over those before the file was loaded, each contender in a process of its own."
+    bars = f'<div class="bars">{"".join(rows)}</div>'
+    return f'<section id="memory"><h2>Memory</h2><p class="muted">{note}</p>{bars}</section>'
+
+
+def _mib(count: float) -> str:
+    return f"{count / (1 << 20):.1f} MiB"
 
 
 def _roofline_note(report: BuildRecord) -> str:

@@ -11,6 +11,7 @@ from tvm_ext.devices.hal import DeviceSpec, MemoryLayer
 from tvm_ext.records import serialise
 from tvm_ext.records.build_profile import CacheUse, CodeTimes, DeviceCode, Phase
 from tvm_ext.records.choice import KernelChoice
+from tvm_ext.records.memory import MemoryUse
 from tvm_ext.records.nodes import CallSite
 from tvm_ext.records.padding import CHANNELS_LAST, LayoutRecord
 from tvm_ext.records.partition import CutlassBuild
@@ -107,6 +108,7 @@ class BuildRecord:
     constant_bytes: int  # of the parameters as the kernels read them
     code_generation_s: float  # the part of build_s after the last graph pass: TensorIR passes, LLVM, linking
     run_s: float | None = None  # one run of the whole model, measured
+    memory: tuple[tuple[str, MemoryUse], ...] = ()  # by contender, ours first, where that was measured
     sites: tuple[CallSite, ...] = ()  # calls of kernels in program order, with the model's nodes
     timeline: tuple[TimedCall, ...] = ()  # of the measured run whose time is the median
     phases: tuple[Phase, ...] = ()  # of the build and, first, the import, in their order

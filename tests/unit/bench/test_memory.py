@@ -15,8 +15,9 @@ from tvm_ext.bench import models
 from tvm_ext.bench.compare import BenchResult, Timing, result_table
 from tvm_ext.bench.contenders import ONNX_RUNTIME, OURS
 from tvm_ext.bench.environment import current_environment
-from tvm_ext.bench.memory import MIB, MemoryUse, Meter, measured
+from tvm_ext.bench.memory import MIB, Meter, measured
 from tvm_ext.errors import UnsupportedEnvironmentError
+from tvm_ext.records.memory import MemoryUse
 from tvm_ext.records.serialise import from_json, to_json
 
 SIZE = 64 * MIB

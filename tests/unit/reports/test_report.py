@@ -17,6 +17,7 @@ from tvm_ext.recorder import phases_of
 from tvm_ext.records import choice as choice_records
 from tvm_ext.records.build_profile import CONSTRUCTING, GENERATING, CacheUse, CodeTimes, Phase, Stopwatch
 from tvm_ext.records.choice import KernelChoice
+from tvm_ext.records.memory import MemoryUse
 from tvm_ext.records.rprogram import LayerCost, Prediction, RProgram, RTile
 from tvm_ext.reports.record import Ceiling, OperatorReport, PassTime, ceilings_of
 from tvm_ext.reports.report import BuildReport
@@ -199,6 +200,22 @@ def test_page_escapes_what_a_model_calls_its_operators(report: BuildReport) -> N
     hostile = "<script>alert(1)</script>&\"'"
     named = replace(report, model=hostile, operators=(operator(hostile, measured_s=1e-3),))
     assert "<script>alert" not in named.to_html()
+
+
+def test_page_has_the_memory_of_each_contender(report: BuildReport) -> None:
+    assert "<h2>Memory" not in report.to_html()
+    peaks = (
+        ("tvm_ext", MemoryUse(load_peak_bytes=3 << 20, run_peak_bytes=4 << 20, resident_bytes=2 << 20)),
+        ("onnx<runtime>", MemoryUse(load_peak_bytes=8 << 20, run_peak_bytes=6 << 20, resident_bytes=5 << 20)),
+    )
+    measured = replace(report, memory=peaks)
+    page = measured.to_html()
+    assert "<b>4.0 MiB</b><span>memory, at most" in page
+    section = page[page.index('<section id="memory"') :]
+    section = section[: section.index("</section>")]
+    assert re.findall(r"width:([\d.]+)%", section) == ["37.50", "50.00", "25.00", "100.00", "75.00", "62.50"]
+    assert "onnx&lt;runtime&gt;, while running" in section
+    assert BuildReport.from_json(measured.to_json()) == measured
 
 
 def test_page_of_an_empty_report(report: BuildReport) -> None:
