@@ -16,6 +16,7 @@ from .graph import STANDARD_DOMAINS, OnnxGraph, all_nodes, describe_node, read_n
 
 # The converters know operators by name alone; this domain's are those that they were written for, besides ONNX's own.
 CONTRIBUTED_DOMAIN = "com.microsoft"
+LEARNED_DOMAIN = "ai.onnx.ml"
 # How many names an error message lists before it says "and N more".
 _NAMES_SHOWN = 8
 

@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from tvm_ext.errors import ModelError
 
-from .check import CONTRIBUTED_DOMAIN, sort_nodes
+from .check import CONTRIBUTED_DOMAIN, LEARNED_DOMAIN, sort_nodes
 from .fold_constants import fold_constants
 from .graph import STANDARD_DOMAINS, OnnxGraph, attribute, count_uses, defined_names, describe_node, is_standard
 from .import_limits import beyond
@@ -17,7 +17,7 @@ from .infer import infer_types
 from .operators.context import FLOAT, HALF, Context, Pen, Rule
 from .operators.quantized import check_scales
 from .operators.recurrent_attributes import unrolled_calls
-from .operators.tables import CONTRIBUTED, RULES
+from .operators.tables import CONTRIBUTED, LEARNED, RULES
 
 _ELEMENT_TYPES = frozenset(TensorProto.DataType.keys())
 # What arithmetic raises over operands of other ranks, types and extents than ONNX allows; the checker sees few of them.
@@ -34,7 +34,7 @@ _NARROW_TYPES = frozenset(TensorProto.DataType.Value(name) for name in _NARROW_N
 
 
 def expand_contributed(graph: OnnxGraph) -> OnnxGraph:
-    """`graph` with operators of com.microsoft that have a rule written in ONNX's own.
+    """`graph` with operators of com.microsoft and ai.onnx.ml that have a rule written in ONNX's own.
 
     Raises
     ------
@@ -51,6 +51,9 @@ def expand_contributed(graph: OnnxGraph) -> OnnxGraph:
             is_due = _is_contributed(node) and node.op_type in now
             nodes.extend(_written(context.at(node), [CONTRIBUTED[node.op_type]]) if is_due else [node])
         graph = graph.with_nodes(nodes)
+    for node in [node for node in graph.nodes if node.domain == LEARNED_DOMAIN and node.op_type in LEARNED]:
+        written = _written(context_of(graph).at(node), [LEARNED[node.op_type]])  # one may read what another makes
+        graph = graph.with_nodes([new for old in graph.nodes for new in (written if old is node else [old])])
     return graph
 
 

@@ -248,6 +248,8 @@ REPLACED: set[str] = set()
 """The operators for which a rule always answers, so that they need no converter."""
 CONTRIBUTED: dict[str, Rule] = {}
 """Operator of com.microsoft -> its rule, which always answers."""
+LEARNED: dict[str, Rule] = {}
+"""Operator of ai.onnx.ml -> its rule, which always answers."""
 CONVERTERS: dict[str, Converter] = {}
 """Relax converters that take the place of the stock importer's, or stand where it has none."""
 
@@ -281,6 +283,16 @@ def contributed(*operators: str) -> Callable[[Rule], Rule]:
 
     def add(function: Rule) -> Rule:
         CONTRIBUTED.update(dict.fromkeys(operators, function))
+        return function
+
+    return add
+
+
+def learned(*operators: str) -> Callable[[Rule], Rule]:
+    """A row of `LEARNED`."""
+
+    def add(function: Rule) -> Rule:
+        LEARNED.update(dict.fromkeys(operators, function))
         return function
 
     return add

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 
-from .context import CONTRIBUTED, CONVERTERS, REPLACED, RULES
+from .context import CONTRIBUTED, CONVERTERS, LEARNED, REPLACED, RULES
 
-__all__ = ["CONTRIBUTED", "CONVERTERS", "REPLACED", "RULES"]
+__all__ = ["CONTRIBUTED", "CONVERTERS", "LEARNED", "REPLACED", "RULES"]
 
 _FAMILY_NAMES = (
-    "arrangement attention contributed convolution deformable elementwise indexing "
+    "arrangement attention contributed convolution deformable elementwise indexing learned "
     "packed_product pools normalization quantized recurrent reduction resize signal"
 )
 """The modules beside this one that have rows. Rules of one operator are asked in this order."""
