@@ -112,7 +112,8 @@ class ControlFlow:
 
         Raises ControlFlowFailed where shapes are not known, or change from step to step or from branch to branch.
         """
-        kinds = {"If": self._if, "Loop": self._loop, "Scan": self._scan}
+        scan = self._scan_of_batch if self.graph.opset < 9 else self._scan
+        kinds = {"If": self._if, "Loop": self._loop, "Scan": scan}
         try:
             return kinds[node.op_type](builder, node, {name: bound(builder, value) for name, value in values.items()})
         except ModelError as error:
@@ -194,11 +195,26 @@ class ControlFlow:
         )
         return self._run(builder, steps, count, [*start, *carried], around)[1 + conditional :]
 
-    def _scan(self, builder: BlockBuilder, node: onnx.NodeProto, values: Mapping[str, Expr]) -> list[Expr]:
-        if self.graph.opset < 9:
+    def _scan_of_batch(self, builder: BlockBuilder, node: onnx.NodeProto, values: Mapping[str, Expr]) -> list[Expr]:
+        """Scan of opset 8: states and inputs begin with a batch, whose elements are scanned one after the other."""
+        if node.input[0]:
             raise ModelError(
-                f"{describe_node(node)} is of opset 8, which has a batch axis", "export with opset 9 or newer"
+                f"{describe_node(node)} has a length for each element",
+                "leave sequence_lens out, or export with opset 9",
             )
+        names, results = node.input[1:], []
+        (size,) = {known_extents(node, name, values[name].ty)[0] for name in names}
+        options = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+        options |= {"scan_input_directions": ways} if (ways := options.pop("directions", None)) else {}
+        for place in range(size):
+            at = relax.const(place, "int64")
+            parts = {f"{name} {place}": builder.emit(relax.op.take(values[name], at, 0, mode="wrap")) for name in names}
+            single = helper.make_node("Scan", list(parts), node.output, f"{node.name or 'scan'}_{place}", **options)
+            results.append(self._scan(builder, single, {**values, **parts}))
+        rows = [[builder.emit(relax.op.expand_dims(value, 0)) for value in own] for own in zip(*results, strict=True)]
+        return [builder.emit(relax.op.concat(own, 0)) for own in rows]
+
+    def _scan(self, builder: BlockBuilder, node: onnx.NodeProto, values: Mapping[str, Expr]) -> list[Expr]:
         scanned = attribute(node, "num_scan_inputs", 0)
         states, inputs = [list(node.input)[part] for part in (slice(-scanned), slice(-scanned, None))]
         shapes = [known_extents(node, name, values[name].ty) for name in inputs]

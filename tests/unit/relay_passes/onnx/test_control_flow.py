@@ -160,6 +160,20 @@ def test_a_loop_in_a_branch_in_a_loop() -> None:
 
 
 @pytest.mark.parametrize("backward", [0, 1])
+def test_a_scan_of_opset_8_has_a_batch(backward: int) -> None:
+    body = _graph(
+        [_node("Add", "s p", "t"), _node("Mul", "t t", "r")],
+        [_value(n, (8,)) for n in "sp"],
+        [_value(n, (8,)) for n in "tr"],
+    )
+    scan = _node("Scan", " first x", "last all", body=body, num_scan_inputs=1, directions=[backward])
+    model = _model([scan], [_value("last", (2, 8)), _value("all", (2, 3, 8))], first=X[:2])
+    model.graph.input[0].CopyFrom(_value("x", (2, 3, 8)))
+    model.opset_import[0].version = 8
+    _check(model, {"x": DRAW.standard_normal((2, 3, 8)).astype("float32")})
+
+
+@pytest.mark.parametrize("backward", [0, 1])
 def test_scans_along_any_axis_either_way(backward: int) -> None:
     body = _graph(
         [_node("Add", "s slice", "s2"), _node("Mul", "s2 slice", "out"), _node("Identity", "s2", "s3")],
