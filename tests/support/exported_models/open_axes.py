@@ -1,7 +1,7 @@
 """Networks exported with open axes, run by `tvm_ext.InferenceSession` at several sizes beside ONNX Runtime.
 
     python -m tests.support.exported_models.open_axes
-    python -m tests.support.exported_models.open_axes --library
+    python -m tests.support.exported_models.open_axes --library --exporter torchscript --exporter dynamo
     python -m tests.support.exported_models.open_axes bert resnet18 --output open.json
 
 The batch is open, and of token sequences the length. With ``--library`` one library of `relay.build_open` runs all
@@ -12,6 +12,7 @@ Exits with 1 where one failed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
@@ -42,22 +43,28 @@ app = typer.Typer(add_completion=False)
 def main(
     names: Annotated[list[str] | None, typer.Argument(metavar="NETWORK...", help="All of them if left out.")] = None,
     library: Annotated[bool, typer.Option("--library", help="One library in place of a session.")] = False,
+    exporters: Annotated[
+        list[str] | None, typer.Option("--exporter", help="torchscript (the default) or dynamo; may be given twice.")
+    ] = None,
     limit_s: Annotated[float, typer.Option(min=1.0, help="Seconds for one network.")] = 600.0,
     output: Output = None,
 ) -> None:
     """Export networks with open axes and compare sessions of ours with ONNX Runtime's at several sizes."""
     networks.require_packages()
     results = []
-    for name in names or [name for name, own in networks.NETWORKS.items() if "torchscript" in own.exporters]:
+    chosen = names or list(networks.NETWORKS)
+    for name, exporter in itertools.product(chosen, exporters or ["torchscript"]):
+        if exporter not in networks.network(name).exporters:
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            module, answer = f"{__package__}.open_axes", Path(folder) / "answer.json"
-            outcome, problem = attempt([f"{__package__}.open_axes_export", name, f"{folder}/model.onnx"], limit_s)
+            module, answer, model = f"{__package__}.open_axes", Path(folder) / "answer.json", f"{folder}/model.onnx"
+            outcome, problem = attempt([f"{__package__}.open_axes_export", name, model, exporter], limit_s)
             if outcome == "passed":
                 outcome, problem = attempt(
-                    [module, "--library" if library else "--answer", str(answer), f"{folder}/model.onnx"], limit_s
+                    [module, "--library" if library else "--answer", str(answer), model], limit_s
                 )
             result = json.loads(answer.read_text()) if answer.exists() else {}
-        results.append({"network": name, "outcome": outcome, "problem": problem, **result})
+        results.append({"network": name, "exporter": exporter, "outcome": outcome, "problem": problem, **result})
         console.print(results[-1], markup=False, highlight=False)
         if output is not None:
             write_atomically(output, (json.dumps(results, indent=1) + "\n").encode())

@@ -198,10 +198,7 @@ class ControlFlow:
     def _scan_of_batch(self, builder: BlockBuilder, node: onnx.NodeProto, values: Mapping[str, Expr]) -> list[Expr]:
         """Scan of opset 8: states and inputs begin with a batch, whose elements are scanned one after the other."""
         if node.input[0]:
-            raise ModelError(
-                f"{describe_node(node)} has a length for each element",
-                "leave sequence_lens out, or export with opset 9",
-            )
+            raise ModelError(f"{describe_node(node)} has a length for each element", "export with opset 9 or newer")
         names, results = node.input[1:], []
         (size,) = {known_extents(node, name, values[name].ty)[0] for name in names}
         options = {item.name: helper.get_attribute_value(item) for item in node.attribute}
