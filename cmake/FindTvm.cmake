@@ -20,3 +20,4 @@ find_library(tvm_compiler_library NAMES tvm_compiler PATHS "${tvm_package_dir}/l
 
 add_library(tvm_compiler SHARED IMPORTED)
 set_target_properties(tvm_compiler PROPERTIES IMPORTED_LOCATION "${tvm_compiler_library}")
+find_library(tvm_runtime_library NAMES tvm_runtime PATHS "${tvm_package_dir}/lib" NO_DEFAULT_PATH REQUIRED)

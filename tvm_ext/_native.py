@@ -13,6 +13,7 @@ import tvm_ffi
 import tvm_ext
 
 OPTIONS_LIBRARY, RUNTIME_LIBRARY, PROVIDER_LIBRARY = "tvm_ext_options", "tvm_ext_rammer", "tvm_ext_onnxruntime"
+WEIGHTS_LIBRARY = "tvm_ext_weights"
 _SUFFIXES = (".so", ".dylib", ".dll")
 _loaded: dict[str, object] = {}
 

@@ -60,8 +60,10 @@ def from_onnx(
         for a shape or dtype that does not fit the model's inputs.
     """
     start = time.perf_counter()
-    mod, params = import_model(model, shape=shape, dtype=dtype, constants=constants, limits=limits)
-    mod = mod.with_attr(MODEL_NAME, _title(model))
+    title, held = _title(model), [model]
+    del model  # a model that the caller does not keep is freed as soon as its weights are read
+    mod, params = import_model(held.pop(), shape=shape, dtype=dtype, constants=constants, limits=limits)
+    mod = mod.with_attr(MODEL_NAME, title)
     return mod.with_attr(IMPORT_SECONDS, time.perf_counter() - start), params
 
 

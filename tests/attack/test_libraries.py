@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax
 
 from tests.attack import libraries
@@ -22,7 +23,7 @@ from tvm_ext import relay
 from tvm_ext.cli.doctor import examine
 from tvm_ext.errors import ExportError
 from tvm_ext.runtime import export
-from tvm_ext.support import shared_library
+from tvm_ext.support import shared_library, weights
 
 X = np.random.default_rng(0).standard_normal((5, 7)).astype("float32")
 
@@ -206,16 +207,99 @@ def test_a_copy_is_gone_with_the_last_that_uses_it(versions: tuple[Path, Path]) 
     assert not mapped()
 
 
-def test_weights_are_in_memory_once(tmp_path: Path) -> None:
-    path = tmp_path / "model.so"
+# --- weights behind the code ------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def weighty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library with 256 KiB of weights behind its code, which this package reads itself."""
+    path: Path = tmp_path_factory.mktemp("weighty") / "model.so"
     libraries.build(256).export_library(path)
-    with shared_library.private_copy(path) as copy:
-        before = 512 * copy.stat().st_blocks
-        module = shared_library.load_copy(copy)
-        shared_library._drop_imports(copy, int(copy.name))
-        assert before - 512 * copy.stat().st_blocks >= 4 * 256 * 256 - 4096
-    machine = relay.Library.from_module(module).vm()
-    assert libraries.is_right(machine["main"](libraries.value(1, 256)), 1, 256)
+    with path.open("rb") as file:
+        if weights.find(file) is None:
+            pytest.skip("the native part is not built here")
+    return path
+
+
+def place_of(path: Path) -> weights.Weights:
+    with path.open("rb") as file:
+        found = weights.find(file)
+    assert found is not None
+    return found
+
+
+def test_weights_lie_behind_the_code_once_and_at_cache_lines(weighty: Path) -> None:
+    place, weight = place_of(weighty), np.sort(libraries._weight(256, 0).ravel())
+    assert 4 * 256 * 256 <= place.size_bytes < 4 * 256 * 256 + 4096
+    content = weighty.read_bytes()
+    kept = np.frombuffer(content[place.offset : place.offset + 4 * 256 * 256], "float32")
+    np.testing.assert_array_equal(np.sort(kept), weight)
+    assert content.count(kept[:16].tobytes()) == 1
+    with shared_library.private_copy(weighty) as copy:
+        assert copy.stat().st_size < place.offset + 4096
+
+
+def test_stock_tvm_loads_weights_and_its_copies_are_apart(weighty: Path) -> None:
+    for _ in range(2):  # two mappings of one file
+        machine = relax.VirtualMachine(shared_library.load_library(weighty), tvm.cpu())
+        assert libraries.is_right(machine["main"](libraries.value(1, 256)), 1, 256)
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(weighty)), tvm.cpu())
+    assert libraries.is_right(machine["main"](libraries.value(2, 256)), 2, 256)
+
+
+def test_a_weight_that_is_an_output_outlives_its_library(tmp_path: Path) -> None:
+    x, path = relax.Var("x", relax.TensorType((64, 64), "float32")), tmp_path / "model.so"
+    value = np.random.default_rng(1).standard_normal((64, 64)).astype("float32")
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            outputs = builder.emit(relax.op.add(x, relax.const(value))), relax.const(value)
+            result = builder.emit_output(relax.Tuple(outputs))
+        builder.emit_func_output(result)
+    relay.build(builder.get(), kernel_cache="off").export_library(path)
+    machine = shared_library.load_library(path)
+    results = relax.VirtualMachine(machine, tvm.cpu())["main"](np.zeros((64, 64), "float32"))
+    del machine
+    gc.collect()
+    assert "/memfd:model.so" not in Path("/proc/self/maps").read_text()
+    for own in results:
+        np.testing.assert_array_equal(own.numpy(), value)
+
+
+DAMAGE: dict[str, Callable[[bytes, weights.Weights], bytes]] = {
+    "weights are cut off": lambda content, place: content[: place.offset + 100],
+    "the mark is gone": lambda content, place: content[: content.rindex(b"\ntvm_ext weights ")],
+    "the mark is another library's": lambda content, place: content.replace(
+        f"weights {place.identity}".encode(), b"weights " + b"0" * 32
+    ),
+    "weights are said to go on": lambda content, place: content.replace(
+        f" {place.size_bytes} ".encode(), f" {place.size_bytes}000 ".encode()
+    ),
+    "constants are said to be more": lambda content, place: content.replace(
+        f" {place.constant_count} here".encode(), b" 99 here"
+    ),
+    "a weight has changed": lambda content, place: (
+        content[: place.offset + 9] + bytes([content[place.offset + 9] ^ 1]) + content[place.offset + 10 :]
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_weights_are_an_error(weighty: Path, tmp_path: Path, damage: str) -> None:
+    """Stock TVM looks at no digest, so that it takes changed values for those of the model."""
+    path = tmp_path / "model.so"
+    path.write_bytes(DAMAGE[damage](weighty.read_bytes(), place_of(weighty)))
+    with pytest.raises(ExportError, match=r"digest|cut off|lost"):
+        relay.load(path)
+    if damage != "a weight has changed":
+        with pytest.raises(RuntimeError, match=r"model\.so was (cut off|replaced|exported for another TVM)"):
+            tvm.runtime.load_module(str(path))
+
+
+def test_a_library_without_the_loader_keeps_its_weights_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As libraries of earlier versions, and those of systems for which there is no native part."""
+    monkeypatch.setattr(weights._native, "can_load", lambda name: False)
+    libraries.build(256).export_library(tmp_path / "model.so")
+    monkeypatch.undo()
+    assert libraries.is_right(relay.load(tmp_path / "model.so").vm()["main"](libraries.value(1, 256)), 1, 256)
 
 
 def test_names_of_copies_do_not_recur_and_lead_to_the_file() -> None:

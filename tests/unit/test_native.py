@@ -10,7 +10,12 @@ import pytest
 from tvm_ext import _autoload, _native
 from tvm_ext.cli import doctor
 
-FOLDERS = {_native.OPTIONS_LIBRARY: "", _native.RUNTIME_LIBRARY: "rammer", _native.PROVIDER_LIBRARY: "onnxruntime"}
+FOLDERS = {
+    _native.OPTIONS_LIBRARY: "",
+    _native.RUNTIME_LIBRARY: "rammer",
+    _native.PROVIDER_LIBRARY: "onnxruntime",
+    _native.WEIGHTS_LIBRARY: "weights",
+}
 
 
 @pytest.fixture(params=FOLDERS)

@@ -17,7 +17,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext import _environment, _native, relay
-from tvm_ext._native import OPTIONS_LIBRARY, PROVIDER_LIBRARY, RUNTIME_LIBRARY
+from tvm_ext._native import OPTIONS_LIBRARY, PROVIDER_LIBRARY, RUNTIME_LIBRARY, WEIGHTS_LIBRARY
 from tvm_ext._tvm import PIPELINE_NAME
 from tvm_ext.devices import device_db
 from tvm_ext.devices.rows.cpus import CPU_ROWS
@@ -149,7 +149,7 @@ def _native_part() -> Iterator[HealthCheck]:
     yield HealthCheck(
         name="native part", state="ok" if works else "problem", detail=f"{path.name}: typed PassContext options"
     )
-    for library in (OPTIONS_LIBRARY, RUNTIME_LIBRARY, PROVIDER_LIBRARY):
+    for library in (OPTIONS_LIBRARY, RUNTIME_LIBRARY, PROVIDER_LIBRARY, WEIGHTS_LIBRARY):
         problem = _native.outdated(library)
         if problem is not None:
             yield HealthCheck(name="native part", state="note", detail=problem[0], remedy=problem[1])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tvm_ffi
 
 from tvm_ext.errors import ExportError, TvmExtError
+from tvm_ext.support import weights
 from tvm_ext.support.files import check_space, produce_atomically, temporary_folder, write_objects
 from tvm_ext.support.stderr_filter import CONSTANT_SCOPES, without_lines
 from tvm_ext.toolchains import host_compiler
@@ -69,13 +70,21 @@ def export_executable(
     """
     if path.suffix not in (".so", ".dylib", ".dll"):
         raise ExportError(f"{path.name!r} is not the name of a shared library.", f"call it {path.stem}.so")
+    parts = weights.split(executable.mod)
     with temporary_folder("export") as folder:
         check_space(folder, size_bytes)  # the object files
+        if parts is not None:
+            executable, on_load = type(executable)(parts.module), on_load + parts.loader_source
+            compiler = {**compiler, "executable_kind": parts.loader_kind}
         addons = [str(compile_metadata(metadata, folder, on_load)), *write_objects(objects, folder)]
+        if parts is not None:
+            addons.append(str(weights.loader_object()))
         pack = {"fpack_imports": _packer(architectures, folder, compiler)}
 
         def produce(temporary: Path) -> None:
             _link(executable, addons, temporary, size_bytes, folder, pack)
+            if parts is not None:
+                parts.append_to(temporary)
             seal(temporary)
 
         produce_atomically(path, produce)
@@ -121,7 +130,7 @@ def check_complete(path: Path, name: Path | None = None) -> None:
 
 def seal(path: Path) -> None:
     """Append the digest of the library ``path`` to it, which `check_seal` compares."""
-    digest = _digest(path, path.stat().st_size)
+    digest = _digest((path, 0, path.stat().st_size))
     with path.open("ab") as file:
         file.write(_SEAL + digest.encode() + b"\n")
 
@@ -129,11 +138,16 @@ def seal(path: Path) -> None:
 def check_seal(path: Path, name: Path | None = None) -> str:
     """The digest that the library ``path`` carries; "" for a library of somebody else, which carries none.
 
+    A copy of the code alone (`weights.copy_code`) has that of the library, whose weights it is checked with.
+
     Loading a library whose bytes have changed runs whatever they have become. Raises ExportError where the digest is
     not that of the file, or one of ours has lost it.
     """
-    size = path.stat().st_size - _SEAL_BYTES
     with path.open("rb") as file:
+        parted = weights.find(file)
+    code_bytes, sealed = (parted.offset, parted.file) if parted and parted.file else (0, path)
+    size = sealed.stat().st_size - _SEAL_BYTES
+    with sealed.open("rb") as file:
         file.seek(max(0, size))
         tail = file.read()
     if size < 0 or not tail.startswith(_SEAL):
@@ -142,7 +156,7 @@ def check_seal(path: Path, name: Path | None = None) -> str:
                 f"{name or path} was cut off or stripped: it has lost its digest.", "copy or export it again"
             )
         return ""
-    digest = _digest(path, size)
+    digest = _digest((path, 0, code_bytes), (sealed, code_bytes, size))
     if tail[len(_SEAL) :] != digest.encode() + b"\n":
         raise ExportError(
             f"{name or path} is not what was exported: its digest does not fit.", "copy or export it again"
@@ -150,12 +164,15 @@ def check_seal(path: Path, name: Path | None = None) -> str:
     return digest
 
 
-def _digest(path: Path, size: int) -> str:
+def _digest(*parts: tuple[Path, int, int]) -> str:
+    """Of files from an offset to another, one after the other."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while size > 0 and (chunk := file.read(min(size, _CHUNK_BYTES))):
-            digest.update(chunk)
-            size -= len(chunk)
+    for path, start, end in parts:
+        with path.open("rb") as file:
+            file.seek(start)
+            while start < end and (chunk := file.read(min(end - start, _CHUNK_BYTES))):
+                digest.update(chunk)
+                start += len(chunk)
     return digest.hexdigest()
 
 

@@ -27,7 +27,6 @@ from tvm_ext.records.rtask_times import measurements_of
 from tvm_ext.reports.record import TimedCall
 from tvm_ext.reports.report import BuildReport
 from tvm_ext.support.arrays import Array
-from tvm_ext.support.huge_pages import in_huge_pages
 from tvm_ext.support.shared_library import load_copy, private_copy
 from tvm_ext.support.stderr_filter import CONSTANT_SCOPES, without_lines
 
@@ -280,8 +279,7 @@ def load_module(path: str | Path) -> tuple[tvm.runtime.Module, tuple[Path, str]]
     try:
         with private_copy(path) as copy, without_lines(CONSTANT_SCOPES), own_cuda_compiler():
             digest = check_library(copy, path)
-            with in_huge_pages():
-                module = _open(copy, path)
+            module = _open(copy, path)
     except TvmExtError:
         raise
     except (RuntimeError, ValueError, OSError) as error:

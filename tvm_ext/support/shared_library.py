@@ -8,12 +8,10 @@ open, under a name that was never used: a file in memory, or a temporary one whe
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import itertools
 import mmap
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING
 import tvm_ffi
 
 from .files import temporary_folder
+from .weights import copy_code
 
 if TYPE_CHECKING:
     from tvm_ext._tvm import Module
@@ -56,9 +55,16 @@ def load_copy(copy: Path, *, own_threads: bool = True) -> Module:
 
 @contextlib.contextmanager
 def private_copy(path: Path) -> Iterator[Path]:
-    """A copy of the file ``path`` under a name that no library was loaded by; gone afterwards, what is mapped apart."""
-    with _memory_file(path.name) if _memory_runs() else _disk_file(path.name) as copy:
-        shutil.copyfile(path, copy)
+    """A copy of the file ``path`` under a name that no library was loaded by; gone afterwards, what is mapped apart.
+
+    Weights (`weights.find`) are not copied: what loads the copy reads them from the file.
+    """
+    with (
+        path.open("rb") as source,
+        _memory_file(path.name) if _memory_runs() else _disk_file(path.name) as copy,
+    ):
+        with copy.open("wb") as target:
+            copy_code(source, target)
         yield copy
 
 
@@ -68,9 +74,7 @@ def _memory_file(name: str) -> Iterator[Path]:
     assert sys.platform == "linux"
     descriptor = os.memfd_create(os.fsdecode(os.fsencode(name)[:_LONGEST_NAME]))
     try:
-        path = _new_name(descriptor)
-        yield path
-        _drop_imports(path, descriptor)
+        yield _new_name(descriptor)
     finally:
         os.close(descriptor)
 
@@ -99,37 +103,3 @@ def _new_name(descriptor: int) -> Path:
     """A name of the open file that no call gave before: number 5, 0b101, is ``fd/../task/../fd/../`` on the way."""
     detours = "".join("fd/../" if bit == "1" else "task/../" for bit in f"{next(_numbers):b}")
     return Path(f"/proc/self/{detours}fd/{descriptor}")
-
-
-def _drop_imports(copy: Path, descriptor: int) -> None:
-    """Give back the memory of what TVM's loader has copied from the library ``copy``: weights would be there twice.
-
-    Nothing where it was not loaded, or holds nothing of that kind.
-    """
-    import _ctypes
-
-    try:
-        library = ctypes.CDLL(str(copy), mode=os.RTLD_LAZY | os.RTLD_NOLOAD)
-    except OSError:
-        return
-    try:
-        start = ctypes.addressof(ctypes.c_uint64.in_dll(library, LIBRARY_SYMBOL))
-        offset, size = _file_offset(start), ctypes.c_uint64.from_address(start).value
-        first, end = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE, (offset + size) // mmap.PAGESIZE * mmap.PAGESIZE
-        if first < end:
-            arguments = ctypes.c_int64(first), ctypes.c_int64(end - first)
-            ctypes.CDLL(None).fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, *arguments)
-    except ValueError:
-        pass  # it has no such symbol
-    finally:
-        _ctypes.dlclose(library._handle)
-
-
-def _file_offset(address: int) -> int:
-    """Where in its file the mapped ``address`` lies."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        bounds, _, offset, *_ = line.split()
-        start, end = (int(bound, 16) for bound in bounds.split("-"))
-        if start <= address < end:
-            return address - start + int(offset, 16)
-    raise ValueError("it is not mapped")

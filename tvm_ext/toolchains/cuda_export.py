@@ -23,12 +23,13 @@ from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.support.shared_library import LIBRARY_SYMBOL
 
 from .cuda_toolchain import CompiledCuda, compile_cuda
-from .device_modules import assembly, replace_source
+from .device_modules import as_kind, assembly, replace_source
 
 WHOLE_MODULE_FACTOR = 10.0
 """A module holds all kernels of a model: so many times the limit of one kernel may compiling it take."""
 
 LANGUAGE = "CUDA C++"
+EXECUTABLE_KIND = "relax.VMExecutable"
 
 
 def architecture_of(target: str) -> str | None:
@@ -121,13 +122,19 @@ def embed_machine_code(
         return data
 
 
-def write_imports(module: Module, architectures: Sequence[str], folder: Path, **settings: Any) -> Path:
+def write_imports(
+    module: Module, architectures: Sequence[str], folder: Path, executable_kind: str = EXECUTABLE_KIND, **settings: Any
+) -> Path:
     """Write what ``module`` imports into ``folder`` as a file that the linker takes, whose path is returned.
+
+    A Relax executable among it becomes a module of ``executable_kind``.
 
     CUDA source becomes machine code for ``architectures``; where these are none, it stays.
     ``settings`` are those of `embed_machine_code`; the cache is the one of builds. For TVM's ``fpack_imports``.
     """
     content = pack_imports(module)
+    if executable_kind != EXECUTABLE_KIND:
+        content = as_kind(content, EXECUTABLE_KIND, executable_kind)
     if architectures:
         settings = {"cache": KernelCache.for_build(BuildOptions.current()), **settings}
         content = embed_machine_code(content, architectures, **settings)

@@ -167,6 +167,13 @@ def replace_source(data: bytes, compile_source: Callable[[str], bytes]) -> bytes
     return write_library(replace(library, modules=modules))
 
 
+def as_kind(data: bytes, old: str, new: str) -> bytes:
+    """``data`` with the modules of kind ``old`` for TVM's loader to take for ``new``."""
+    library = read_library(data)
+    modules = tuple(replace(own, kind=new) if own.kind == old else own for own in library.modules)
+    return write_library(replace(library, modules=modules))
+
+
 def _replaced(module: DeviceModule, compile_source: Callable[[str], bytes]) -> DeviceModule:
     if module.kind != "cuda":
         return module

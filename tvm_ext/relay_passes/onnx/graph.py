@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -19,6 +19,8 @@ from tvm_ext.errors import ModelError
 from tvm_ext.support.arrays import Array
 
 from .import_limits import ImportLimits
+
+_Message = TypeVar("_Message", onnx.NodeProto, onnx.ValueInfoProto)
 
 # The ONNX domain of the standard operators has two spellings.
 STANDARD_DOMAINS = ("", "ai.onnx")
@@ -249,8 +251,8 @@ def graph_from_model(model: onnx.ModelProto, limits: ImportLimits | None = None)
             raise ModelError(f"initializer '{tensor.name}' is defined twice", "export the model again")
         constants[tensor.name] = array_from_tensor(tensor)
     return OnnxGraph(
-        nodes=tuple(body.node),
-        inputs=tuple(value for value in body.input if value.name not in constants),
+        nodes=tuple(_copied(node) for node in body.node),
+        inputs=tuple(_copied(value) for value in body.input if value.name not in constants),
         outputs=tuple(_without_shape(value) for value in body.output),
         constants=constants,
         opsets={opset.domain: opset.version for opset in model.opset_import},
@@ -276,9 +278,16 @@ def array_from_tensor(tensor: onnx.TensorProto) -> Array:
         ) from error
 
 
+def _copied(message: _Message) -> _Message:
+    """A message of its own: a part of another one keeps all of that in memory, a model's weights too."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
 def _without_shape(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     if not value.type.HasField("tensor_type"):
-        return value
+        return _copied(value)
     return helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, None)
 
 

@@ -118,6 +118,7 @@ def import_model(
         `shape`, `dtype` or `constants` do not fit the model.
     """
     proto = load_onnx(model)
+    del model
     graph = checked_graph(proto, limits or ImportLimits.current())
     graph = bind_inputs(graph, shape, dtype, constants)
     graph = expand_unsupported(graph, proto)
