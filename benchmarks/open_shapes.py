@@ -2,6 +2,7 @@
 
     python benchmarks/open_shapes.py                 # resnet50 and minilm; a minute of building each
     python benchmarks/open_shapes.py resnet18 --batch 8 --batch 13
+    python benchmarks/open_shapes.py resnet50 --folder built   # a second run loads what the first one built
 
 For each batch: a run of the open library, of a library of that batch alone, and of ONNX Runtime, in turns. Also what
 building and the proof take, and the size of the open library over that of the first batch's own. Inputs and outputs are
@@ -10,6 +11,7 @@ NumPy arrays. Writes ``benchmarks/results/<date>-open-shapes.json`` after each m
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
@@ -33,7 +35,7 @@ from tvm_ext.options import usable_core_count
 from tvm_ext.records.build_profile import PROVING
 
 DEFAULT = ("resnet50", "minilm")
-LARGEST, BATCHES = 32, (8, 13)
+LARGEST, BATCHES = 32, (8, 13, 31)
 BATCH = "batch"
 
 
@@ -44,6 +46,7 @@ class OpenShapes:
     model: str
     variants: int
     divided: bool
+    parts: Mapping[str, list[int]]  # the variants that run each batch
     build_s: float
     proof_s: float
     single_build_s: float
@@ -71,44 +74,65 @@ def opened(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def measure(name: str, batches: tuple[int, ...], rounds: int) -> OpenShapes:
-    """Build, compare and time ``name``."""
+def measure(name: str, batches: tuple[int, ...], rounds: int, folder: Path) -> OpenShapes:
+    """Build, or load from ``folder``, compare and time ``name``."""
     model = opened(models.build_model(name, 1))
-    start = time.perf_counter()
-    library = relay.build_open(model, {BATCH: (1, LARGEST)}, kernel_cache="off")
-    built = time.perf_counter() - start
-    samples, errors, singles = {}, {}, []
+    path = folder / f"{name}.so"
+    times = Seconds(folder / f"{name}.json")
+    if not path.exists():
+        start = time.perf_counter()
+        made = relay.build_open(model, {BATCH: (1, LARGEST)}, kernel_cache="off")
+        times["open"] = time.perf_counter() - start
+        times["proof"] = {own.name: own.seconds for own in made.variants[0].signature.report.phases}[PROVING]
+        made.export_library(path)
+    library = relay.load(path)
+    assert isinstance(library, relay.OpenLibrary)
+    samples, errors = {}, {}
     for batch in batches:
         shapes = {
             spec.original_name or spec.name: [batch, *(int(n) for n in (spec.shape or ())[1:])]
             for spec in library.inputs
         }
         inputs = models.random_inputs(model, 0, shape=shapes)
-        start = time.perf_counter()
-        mod, params = relay.frontend.from_onnx(model, shape=shapes)
-        single = relay.build(mod, params=params, kernel_cache="off")
-        singles.append((single, time.perf_counter() - start))
+        alone = folder / f"{name}-{batch}.so"
+        if not alone.exists():
+            start = time.perf_counter()
+            mod, params = relay.frontend.from_onnx(model, shape=shapes)
+            relay.build(mod, params=params, kernel_cache="off").export_library(alone)
+            times[str(batch)] = time.perf_counter() - start
         peer = prepare_onnx_runtime(model, inputs, usable_core_count())
         own = {spec.name: inputs[spec.original_name or spec.name] for spec in library.inputs}
-        runs = {"open": _run(library["default"](), own), "single": _run(single["default"](), own)}
+        runs = {"open": _run(library["default"](), own), "single": _run(relay.load(alone)["default"](), own)}
         peer.run()
         wanted, found = peer.outputs()[0], runs["open"]()
         errors[str(batch)] = float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
         runners = [*(Runner(name=key, run=run) for key, run in runs.items()), Runner(name="onnxruntime", run=peer.run)]
         samples[str(batch)] = {key: {"samples_s": own} for key, own in interleave(runners, rounds=rounds).items()}
-    phases = {phase.name: phase.seconds for phase in library.variants[0].signature.report.phases}
     return OpenShapes(
         model=name,
         variants=len(library.variants),
         divided=library.dimensions[0].axes is not None,
-        build_s=built,
-        proof_s=phases[PROVING],
-        single_build_s=singles[0][1],
-        library_bytes=_exported_bytes(library),
-        single_bytes=_exported_bytes(singles[0][0]),
+        parts={str(batch): [part for (part,) in library.parts([batch])] for batch in batches},
+        build_s=times["open"],
+        proof_s=times["proof"],
+        single_build_s=times[str(batches[0])],
+        library_bytes=os.path.getsize(path),
+        single_bytes=os.path.getsize(folder / f"{name}-{batches[0]}.so"),
         samples_s=samples,
         relative_error=errors,
     )
+
+
+class Seconds(dict[str, float]):
+    """What building took, kept in a file beside what was built."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(json.loads(path.read_text()) if path.exists() else {})
+        self._path = path
+
+    def __setitem__(self, key: str, value: float) -> None:
+        super().__setitem__(key, value)
+        self._path.write_text(json.dumps(self))
 
 
 def _run(module: Any, inputs: Mapping[str, Any]) -> Any:
@@ -117,13 +141,6 @@ def _run(module: Any, inputs: Mapping[str, Any]) -> Any:
         return module.get_output(0).numpy()
 
     return run
-
-
-def _exported_bytes(library: relay.Library | relay.OpenLibrary) -> int:
-    with tempfile.TemporaryDirectory(prefix="open-shapes-") as folder:
-        path = Path(folder, "model.so")
-        library.export_library(path)
-        return os.path.getsize(path)
 
 
 def table(results: list[OpenShapes]) -> Table:
@@ -147,6 +164,7 @@ def table(results: list[OpenShapes]) -> Table:
 def main(
     names: Annotated[list[str] | None, typer.Argument(help=f"Built-in models; {', '.join(DEFAULT)}.")] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, max=LARGEST, help="Batches to time.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Keeps libraries, and has those of an earlier run.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each contender.")] = 6,
     output: Annotated[Path | None, typer.Option(help="Where to write the JSON.")] = None,
 ) -> None:
@@ -155,9 +173,11 @@ def main(
     path = result_path("open-shapes", environment, output)
     results: list[OpenShapes] = []
     for name in names or DEFAULT:
-        with progress() as tell:
+        with progress() as tell, tempfile.TemporaryDirectory(prefix="open-shapes-") as temporary:
             tell(f"measuring {name}")
-            results.append(measure(name, tuple(batch or BATCHES), rounds))
+            kept = folder or Path(temporary)
+            kept.mkdir(parents=True, exist_ok=True)
+            results.append(measure(name, tuple(batch or BATCHES), rounds, kept))
         write_results(path, "open-shapes", environment, results)
     show(table(results))
     print(f"written: {path}")

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -104,7 +105,7 @@ def bench(
     stock_budget_s: float = STOCK_BUDGET_S,
     seed: int = 0,
     memory: bool = False,
-    report: str | os.PathLike[str] | None = None,
+    report: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> BenchResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,7 +15,9 @@ from tvm_ext.bench import contenders, models
 from tvm_ext.bench.compare import BenchResult, Timing, bench, relative_error
 from tvm_ext.bench.contenders import ONNX_RUNTIME, OPENVINO, OURS, STOCK_TVM, missing_peer
 from tvm_ext.errors import InputError, UnsupportedEnvironmentError
+from tvm_ext.records.memory import MemoryUse
 from tvm_ext.records.serialise import from_json, to_json
+from tvm_ext.reports.report import BuildReport
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +134,12 @@ def test_relative_error_by_hand() -> None:
 @pytest.mark.parametrize("wrong", [[np.nan, 4.0], [np.inf, 4.0], [3.0]])
 def test_relative_error_of_nonsense_is_infinite(wrong: list[float]) -> None:
     assert relative_error([np.array(wrong, np.float32)], [np.array([3.0, 4.0], np.float32)]) == float("inf")
+
+
+def test_the_report_of_a_run_has_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use = MemoryUse(load_peak_bytes=1 << 20, run_peak_bytes=2 << 20, resident_bytes=1 << 20)
+    monkeypatch.setattr(bench_module, "measured", lambda *_: use)
+    result = bench("mlp", peers=[], rounds=1, memory=True, report=tmp_path / "report.json")
+    report = BuildReport.from_json((tmp_path / "report.json").read_text())
+    assert report.memory == ((OURS, use),)
+    assert report.run_s == result.timings[0].median_s

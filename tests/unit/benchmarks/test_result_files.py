@@ -44,6 +44,7 @@ BESIDE = {
     "rammer_simulated.py": "pictures of the schedules, where a folder is named for them",
     "_rtask_graphs.py": "graphs of networks, where a folder is named to keep them",
     "trace_model/learner.py": "what it has learnt, where MetaSchedule asks for it",
+    "open_shapes.py": "what building took, beside the libraries, where a folder is named to keep them",
     "threads_beside.py": "the limits of a control group that it makes and removes",
 }
 
