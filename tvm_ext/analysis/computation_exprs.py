@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 
-from tvm_ext._tvm import Analyzer, Buffer, Call, Expr, Node, TensorLoad, Var, ir, structural_walk, tirx
+from tvm_ext._tvm import Analyzer, Buffer, Call, Expr, Node, TensorLoad, Var, WalkResult, ir, structural_walk, tirx
 
-from .computations import Computation, dtype_of, replace_loads, static_shape
+from .computations import Computation, dtype_of, static_shape
 from .tensor_expr import Access, Axis, FusedComputation, LinearIndex, TensorExpr
 
 SUB_BYTE_BITS = {"int4": 4, "uint4": 4, "bool": 8}
@@ -188,25 +189,20 @@ def _fused_computation(computation: Computation) -> FusedComputation:
     )
 
 
+@lru_cache(maxsize=1024)
 def count_flops(value: Expr) -> float:
-    """Arithmetic operations in a value, outside of indices; a function call counts as one."""
-    total = 0
-
-    def visit(node: Node) -> None:
-        nonlocal total
-        total += 1
-
+    """Arithmetic operations in a value, outside of indices, which are no work on data."""
+    found: list[Node] = []
     arithmetic = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
-    # A load's own index arithmetic is not work on data: take the loads out before counting.
-    stripped = replace_loads(value, lambda load: tirx.const(1, dtype_of(load.source)))
-    structural_walk(stripped, [(kind, visit) for kind in arithmetic], order="pre")
-    return float(total)
+    structural_walk(value, [(TensorLoad, lambda _: WalkResult.SKIP), (arithmetic, found.append)], order="pre")
+    return float(len(found))
 
 
+@lru_cache(maxsize=1024)
 def count_operations(value: Node) -> int:
     """The size of a value as code: its loads, arithmetic, comparisons, choices, casts and calls, indices included."""
     found: list[bool] = []
-    structural_walk(value, [(kind, lambda _: found.append(True)) for kind in _OPERATIONS], order="pre")
+    structural_walk(value, (_OPERATIONS, lambda _: found.append(True)), order="pre")
     return len(found)
 
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 AxisKind = Literal["spatial", "reduce"]
 
@@ -47,7 +47,10 @@ class LinearIndex:
         return 1 + sum(abs(coefficient) * (tile[axis] - 1) for axis, coefficient in self.terms)
 
     def coefficient(self, axis: str) -> int:
-        return dict(self.terms).get(axis, 0)
+        for name, coefficient in self.terms:
+            if name == axis:
+                return coefficient
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,9 +178,16 @@ class TensorExpr:
         return _digest(self)
 
 
+def _plain(value: Any) -> Any:
+    """As `dataclasses.asdict`, which copies every number."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return {own.name: _plain(getattr(value, own.name)) for own in fields(value)} if is_dataclass(value) else value
+
+
 @lru_cache(maxsize=512)
 def _digest(expr: TensorExpr) -> str:
-    record = asdict(expr)
+    record = _plain(expr)
     del record["name"]
     for access in (*record["inputs"], record["output"]):
         if not access["gathers"]:

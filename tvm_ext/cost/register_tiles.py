@@ -82,6 +82,7 @@ class RegisterTiles:
         self._total: dict[Shape, float] = {}
         self._steps: dict[Shape, Step] = {}
         self._step_cycles: dict[tuple[object, ...], float] = {}
+        self._tile_cycles: dict[tuple[Shape, int], float] = {}
         self._row_cycles: dict[int, float] = {}
         self._epilogue = sum(item.flops_per_element for item in expr.epilogue) / 2 / device.fma_rate
         self.limit = device.register_limit
@@ -192,8 +193,12 @@ class RegisterTiles:
         return int(rows) + int(bool(lanes))
 
     def cycles(self, shape: Shape, steps: int) -> float:
-        """Cycles of one register tile over the whole reduction."""
-        return steps * self.step_cycles(shape) + self.store_cycles(shape) + self.latency
+        """Cycles of one register tile over the whole reduction; last tiles of many candidates are alike."""
+        known = self._tile_cycles.get((shape, steps))
+        if known is None:
+            known = steps * self.step_cycles(shape) + self.store_cycles(shape) + self.latency
+            self._tile_cycles[shape, steps] = known
+        return known
 
     def step_cycles(self, shape: Shape) -> float:
         """Cycles of one step of the reduction; they follow from its instructions and registers.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import types
 from dataclasses import asdict, fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+_REMEMBERED_CHARACTERS = 1 << 16  # a choice: records of kernels, not of models
 
 
 def to_json(record: object) -> str:
@@ -21,11 +22,16 @@ def to_json(record: object) -> str:
 def from_json(kind: type[T], text: str) -> T:
     """Rebuild a record of class ``kind`` from `to_json`'s text; raises ValueError where it does not fit."""
     try:
-        value = _build(kind, json.loads(text))
+        value = _read_once(kind, text) if len(text) <= _REMEMBERED_CHARACTERS else _build(kind, json.loads(text))
     except (AttributeError, TypeError, KeyError, AssertionError, RecursionError) as error:
         raise ValueError(f"not a {kind.__name__}: {error}") from error
     assert isinstance(value, kind)
     return value
+
+
+@lru_cache(maxsize=256)  # a build asks four times for what was decided about a kernel
+def _read_once(kind: type, text: str) -> object:
+    return _build(kind, json.loads(text))
 
 
 def _build(kind: Any, value: Any) -> Any:

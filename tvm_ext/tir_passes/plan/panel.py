@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from tvm_ext._tvm import Buffer, Expr, TensorLoad, Var, tirx
@@ -237,6 +238,7 @@ def _unit(position: int, count: int) -> tuple[int, ...]:
     return tuple(int(i == position) for i in range(count + 1))
 
 
+@lru_cache(maxsize=1024)
 def _whole(buffer: Buffer, axes: int) -> tuple[Part, ...]:
     return tuple(Part(start=(0,) * (axes + 1), extent=size) for size in static_shape(buffer))
 
@@ -276,23 +278,35 @@ def _read_part(load: TensorLoad, computation: Computation, needed: Sequence[Part
     With it the smallest index, where the computation's own points count from 0.
     """
     axes = len(needed[0].start) - 1 if needed else 0
-    moving = [(v, part) for v, part in zip(computation.spatial, needed, strict=False) if part.moves]
+    spatial = (position for position, kind in enumerate(computation.kinds) if kind == "spatial")
+    moving = {position: part for position, part in zip(spatial, needed, strict=False) if part.moves}
     found = []
-    for dimension, read_at in zip(_whole(load.source, axes), load.indices, strict=True):
-        moves = any(mentions(read_at, v) for v, _ in moving)
-        found.append(_read_dimension(read_at, computation, moving, axes) if moves else (dimension, 0))
+    indices = _indices(load, computation.variables)
+    for dimension, (used, form) in zip(_whole(load.source, axes), indices, strict=True):
+        moves = any(position in used for position in moving)
+        found.append(_read_dimension(form, computation, moving, axes) if moves else (dimension, 0))
     return found
 
 
+@lru_cache(maxsize=1024)  # every size of a panel asks for the loads of a chain
+def _indices(
+    load: TensorLoad, variables: tuple[Var, ...]
+) -> tuple[tuple[frozenset[int], tuple[list[int], int] | None], ...]:
+    """Of each index the positions of the ``variables`` in it, and its `linear_form`."""
+    return tuple(
+        (frozenset(p for p, variable in enumerate(variables) if mentions(at, variable)), linear_form(at, variables))
+        for at in load.indices
+    )
+
+
 def _read_dimension(
-    expr: Expr, computation: Computation, moving: Sequence[tuple[Var, Part]], axes: int
+    form: tuple[list[int], int] | None, computation: Computation, moving: Mapping[int, Part], axes: int
 ) -> tuple[Part, int]:
-    form = linear_form(expr, computation.variables)
     if form is None:
         raise IllegalRewrite(f"{computation.name} reads along a divided axis by an index that is not affine")
     start, low, high = [0] * (axes + 1), form[1], form[1]
-    for variable, extent, factor in zip(computation.variables, computation.extents, form[0], strict=True):
-        part = next((part for v, part in moving if v.same_as(variable)), None)
+    for position, (extent, factor) in enumerate(zip(computation.extents, form[0], strict=True)):
+        part = moving.get(position)
         if part is not None:
             start = [a + factor * b for a, b in zip(start, part.start, strict=True)]
         span = factor * ((extent if part is None else part.extent) - 1)
