@@ -66,7 +66,7 @@ def _settings(
 def compile(
     model: common.Model,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The library to write. Default: MODEL.so.")
+        Path | None, typer.Option("--output", "-o", help="The library to write. Default: MODEL.so. Of an IPU a folder.")
     ] = None,
     target: common.Target = "llvm",
     shape: common.ShapeOption = None,
@@ -100,6 +100,14 @@ def compile(
     from tvm_ext import relay
     from tvm_ext.reports.text import show
 
+    from .ipu import ipu_called, write_for_ipu
+
+    if (device := ipu_called(target)) is not None:
+        other = {"--open": open_sizes, "--onnxruntime": onnxruntime, "--profile": profile, "--keep-times": keep_times}
+        common.check_alone(f"--target {target}", {**other, "--verify": verify, "--trace": trace, "--report": report})
+        chosen = common.build_settings(layout, threads, pipelining, candidates, precision, precision_bound)
+        write_for_ipu(model, output or Path(f"{Path(model).stem}.ipu"), device, shape, batch, chosen, as_json)
+        return
     named, output = output, output or Path(f"{Path(model).stem}.so")
     with common.progress_bar(4) as steps:
         switches = {

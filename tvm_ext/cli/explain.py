@@ -18,10 +18,12 @@ from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import graph_passes, layout_passes, operator_passes
 from tvm_ext.recorder import call_counts
+from tvm_ext.records.exchange_plan import ExchangePlan
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.move_padding import whole_operator
 from tvm_ext.reports.text import format_time
+from tvm_ext.tir_passes.emit.ipu_vertices.emit import emit_for_ipu
 from tvm_ext.tir_passes.kinds.registry import divisions
 from tvm_ext.tir_passes.plan.anchors import Anchor
 from tvm_ext.tir_passes.plan.context import UnscheduledOperator
@@ -85,6 +87,11 @@ def explain(operators: tvm.IRModule, name: str, device: DeviceSpec, options: Bui
     except IllegalRewrite as refusal:
         return replace(explanation, notes=(refusal.problem,))
     notes = [note for form in others for note in form.notes]
+    if device.kind == "ipu":
+        try:
+            notes.append(_of_tiles(emit_for_ipu(operator).plan))
+        except IllegalRewrite as refusal:
+            notes.append(f"no vertices: {refusal.problem}")
     if not anchors and all(form.path == "rows" for form in others):
         notes.append("no reduction with data reuse: nothing is kept in tiles, the rows are split among the units")
     return replace(explanation, anchors=anchors, notes=tuple(notes))
@@ -105,6 +112,18 @@ def render(explanation: Explanation, device: DeviceSpec, alternatives: int) -> I
     yield from map(escape, explanation.notes)
     for anchor in explanation.anchors:
         yield from _anchor(anchor, device, alternatives)
+
+
+def _of_tiles(plan: ExchangePlan) -> str:
+    """The plan in a line: what is predicted of it, by the device's row."""
+    times, tiles = plan.times, max(len({run.tile for run in step.runs}) for step in plan.supersteps)
+    return (
+        f"as vertices: {len(plan.supersteps)} superstep(s) on up to {tiles} tiles, predicted "
+        f"{format_time(times.time_s)} "
+        f"(compute {format_time(times.compute_s)}, exchange {format_time(times.exchange_s)}, "
+        f"synchronisation {format_time(times.synchronise_s)}); {plan.exchanged_bytes / 2**20:.3g} MiB exchanged; the "
+        f"fullest tile keeps {plan.peak_bytes / 1024:.1f} of {plan.tile_bytes / 1024:.0f} KiB"
+    )
 
 
 def _anchor(anchor: AnchorExplanation, device: DeviceSpec, alternatives: int) -> Iterator[RenderableType]:

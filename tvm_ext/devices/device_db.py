@@ -254,7 +254,8 @@ def _target_of(row: DeviceSpec) -> Target:
     if not row.target:
         raise TargetError(
             f"device {row.name!r} can be constructed for, but stock TVM has no code generator for it.",
-            f"build for another device: {', '.join(item.name for item in ROWS if item.target)}",
+            f"build for another device: {', '.join(item.name for item in ROWS if item.target)}; or let tvm-ext compile "
+            f"--target {row.name} write vertices and exchange plans, which only IPUs have",
         )
     return _tvm.Target(_as_dict(row))
 

@@ -263,6 +263,7 @@ def test_an_avx2_target_is_the_avx2_row_on_an_avx512_machine(target: dict[str, A
         ("sm_8O", "unknown", "'sm_80'"),
         ({"kind": "metal"}, "metal", "cuda"),
         ("ipu", "no code generator", "nvidia-v100"),
+        ("gc2", "no code generator", "compile --target graphcore-ipu"),
     ],
 )
 def test_bad_targets_are_named_with_a_remedy(target: object, problem: str, remedy: str) -> None:
