@@ -178,7 +178,7 @@ class BuildOptions:
     profile_cutlass: bool | Literal["auto"] = "auto"
     database: str = "auto"
     enable_rammer: bool | Literal["auto"] = False
-    rammer_policy: str = "list"
+    rammer_policy: str = "segments"
     bounds: Literal["error", "wrap"] = "error"
     flush_denormals: bool = False
     guard_memory: bool = False

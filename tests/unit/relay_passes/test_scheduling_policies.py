@@ -15,6 +15,7 @@ from tvm_ext import relay
 from tvm_ext._tvm import IRModule
 from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.errors import OptionError
+from tvm_ext.options import BuildOptions
 from tvm_ext.records.rtasks import Need, RKernel, ROperator, RTaskGraph, RTaskProgram, VDevice, need_of
 from tvm_ext.relay_passes.wavefronts import policies
 from tvm_ext.relay_passes.wavefronts.earliest_finish import append_earliest
@@ -124,6 +125,22 @@ def test_segments_have_as_many_veus_as_suit_them() -> None:
     assert times["list"] > 1.1 * times["segments"]
 
 
+def test_builds_cut_where_a_unit_has_room_for_several() -> None:
+    """The standard policy is that of the cuts; where each kernel has a unit for itself it makes the list policy's."""
+    kernel = RKernel(name="alone", task_count=8, task_s=4 * 1e-6)
+    row = [
+        ROperator(name=f"o{place}", kernels=(kernel,), predecessors=(place - 1,) * (place > 0)) for place in range(9)
+    ]
+    graph = RTaskGraph(operators=tuple(row))
+
+    def make(need: Need) -> VDevice:
+        return VDevice(name="gpu", unit_count=4, launch_s=2 * 1e-6, barrier_s=0.7 * 1e-6)
+
+    standard = schedule(graph, make)
+    assert standard.policy == policies.STANDARD_POLICY == BuildOptions().rammer_policy == "segments"
+    assert standard.programs == schedule(graph, make, "list").programs
+
+
 def test_short_operators_in_a_row_stay_on_a_veu() -> None:
     """A hundred of four rTasks of 0.02 us behind a long one: by earliest end alone they would wait for each other."""
     long = RKernel(name="long", task_count=8, task_s=10e-6)
@@ -135,6 +152,6 @@ def test_short_operators_in_a_row_stay_on_a_veu() -> None:
     def make(need: Need) -> VDevice:
         return VDevice(name="gpu", unit_count=8, launch_s=2e-6, task_overhead_s=0.2e-6, barrier_s=0.7e-6)
 
-    times = {name: simulate(schedule(graph, make, name), graph).makespan_s for name in ("list", "segments")}
-    assert times["segments"] == pytest.approx((2 + 0.2 + 10 + 0.7 + 100 * (0.2 + 0.08)) * 1e-6)
-    assert times["list"] > 2 * times["segments"]
+    times = {name: simulate(schedule(graph, make, name), graph).makespan_s for name in ("wavefront", "list")}
+    assert times["list"] == pytest.approx((2 + 0.2 + 10 + 0.7 + 100 * (0.2 + 0.08)) * 1e-6)
+    assert times["wavefront"] > 2 * times["list"]

@@ -2,8 +2,9 @@
 
 Operators are taken one by one from those whose predecessors have been taken: whichever could begin first, and of these
 the one with the longest way to the end of the graph (its *rank*). Waves are not waited for: an operator of a later wave
-may begin before all of an earlier one have. rTasks go where they end first, or to the vEUs that ran the same rTasks for
-the same constants the last time, whose caches may still hold them, whichever ends earlier.
+may begin before all of an earlier one have. rTasks go where they end first, those of a short operator to one vEU
+(`close_shares`), or to the vEUs that ran the same rTasks for the same constants the last time, whose caches may still
+hold them, whichever ends earlier.
 
 In order of beginning, constants count or not (`_Order`). Worked example, 10 layers of LSTM cells over 100 steps, two
 rTasks a cell of 512 KiB of weights each, a cache of 1 MiB: by rank, a step of layer 1 comes in turn with one of layer
@@ -23,7 +24,7 @@ from typing import Literal
 
 from tvm_ext.records.rtasks import RKernel, RTaskGraph, RTaskProgram, VDevice, need_of
 
-from .earliest_finish import earliest_counts
+from .earliest_finish import close_shares
 from .kernel_choice import Chosen, KernelChoices, MakeDevice
 from .program_plan import ProgramPlan, Share, Shares
 from .simple_policies import plan_launches
@@ -54,9 +55,9 @@ def list_plans(graph: RTaskGraph, make: MakeDevice) -> list[ProgramPlan]:
     return quickest(found)
 
 
-def schedule_several(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]:
-    """`schedule_list` for who has a schedule by the fastest kernels alone, and takes it where that is quicker."""
-    return [plan.program() for plan in _scheduled(graph, KernelChoices(graph, make), set())]
+def several_plans(graph: RTaskGraph, make: MakeDevice) -> list[ProgramPlan]:
+    """`list_plans` for who has a schedule by the fastest kernels alone, and takes it where that is quicker."""
+    return _scheduled(graph, KernelChoices(graph, make), set())
 
 
 def _scheduled(graph: RTaskGraph, choices: KernelChoices, tried: set[Chosen]) -> list[ProgramPlan]:
@@ -169,9 +170,7 @@ class _ListSchedule:
 
     def _append(self, operator: int) -> None:
         kernel = self._kernels[operator]
-        kind = self._graph.operators[operator].kernels[kernel]
-        task_s = kind.task_s_beside(self._device.veus_per_unit)
-        shares = Shares.of(earliest_counts(self._plan.starts(operator), task_s, kind.task_count))
+        shares = close_shares(self._plan, operator, kernel)
         if self._device.cache_bytes and self._graph.operators[operator].constants:
             before = self._shares.get(self._key(operator))
             if before is not None and not before.same_as(shares):

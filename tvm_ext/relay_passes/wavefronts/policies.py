@@ -11,9 +11,9 @@ from tvm_ext.errors import OptionError
 from tvm_ext.records.rtasks import RTaskGraph, RTaskProgram, RTaskSchedule
 
 from .kernel_choice import MakeDevice
-from .list_policy import schedule_list, schedule_several
+from .list_policy import schedule_list
 from .schedule_check import check_schedule
-from .segment_policy import schedule_segments
+from .segment_policy import schedule_segments, schedule_several
 from .simple_policies import schedule_launches, schedule_round_robin, schedule_shared_queue, schedule_zigzag
 from .wavefront_policy import schedule_waves
 
@@ -32,7 +32,7 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
 )
 """Those of this package."""
 
-STANDARD_POLICY = "list"
+STANDARD_POLICY = "segments"
 
 _REGISTERED: dict[str, Policy] = {}
 
@@ -66,7 +66,7 @@ LEAST_SAVING = 0.02
 def schedule_by_choice(graph: RTaskGraph, one: RTaskGraph, make: MakeDevice) -> tuple[RTaskSchedule, float]:
     """``graph`` by several kernels for an operator, never slower than ``one``, the same by some of them; its time too.
 
-    Both by the policy "list", as `schedule` raises. Kernels of ``one`` have the same numbers in ``graph``.
+    Both by the standard policy, as `schedule` raises. Kernels of ``one`` have the same numbers in ``graph``.
     """
     constructed = schedule(one, make)
     constructed_s = simulate(constructed, one).makespan_s

@@ -9,34 +9,47 @@ Worked example, 80 units, a launch of 2 us, three operators in a row. The first 
 that need a unit each. The middle one has 640, of which a unit runs one in 2 us and 8 together in 4 us. One rProgram
 has one vEU a unit and takes 10 + 16 + 10 us, three take 10 + 4 + 10 us and two more launches.
 
-rTasks of an operator that take less than a barrier one after another stay on one vEU, where what needs them may follow
-without a barrier: 100 pieces that are split off in turn, each by 4 rTasks of 0.02 us, wait for none.
-
 Of open segments with equally many vEUs the one that ends first goes on, so that the search grows with the number of
-waves alone.
+waves alone. A segment is begun anew only where it could begin before that one has ended, and a barrier later.
+
+Builds take this policy. Cuts are not looked for where they gain nothing: where every kernel has a unit for itself. Nor
+are they in graphs of more than `MOST_CUT` operators: recurrent ones, whose steps wait for each other in any case.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from tvm_ext.records.rtasks import RTaskGraph, RTaskProgram, VDevice, need_of
 
-from .earliest_finish import append_earliest
+from .earliest_finish import close_shares
 from .kernel_choice import Chosen, KernelChoices, MakeDevice
-from .list_policy import list_plans, plans_of, quickest
-from .program_plan import ProgramPlan, Shares
+from .list_policy import list_plans, plans_of, quickest, several_plans
+from .program_plan import ProgramPlan
 from .simple_policies import plan_launches
 from .wavefront_policy import separable, waves
+
+MOST_CUT = 1200
+"""Operators; a choice: the cuts of NASNet's 670 take 6 s of one core (Ice Lake)."""
 
 
 def schedule_segments(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]:
     """The quicker of the best segments and of the list policy's programs, by their own times."""
-    segments = _Cuts(graph, KernelChoices(graph, make)).found()
-    return [plan.program() for plan in quickest([list_plans(graph, make), segments])]
+    return _quicker(graph, make, list_plans(graph, make))
+
+
+def schedule_several(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]:
+    """`schedule_segments` for who has a schedule by the fastest kernels alone, and takes it where that is quicker."""
+    return _quicker(graph, make, several_plans(graph, make))
+
+
+def _quicker(graph: RTaskGraph, make: MakeDevice, listed: list[ProgramPlan]) -> list[RTaskProgram]:
+    choices = KernelChoices(graph, make)
+    may_gain = len(graph.operators) <= MOST_CUT and len(choices.by_room()) > 1
+    found = [listed, _Cuts(graph, choices).found()] if may_gain else [listed]
+    return [plan.program() for plan in quickest(found)]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -88,8 +101,16 @@ class _Cuts:
     def _pass(self, place: int, wave: list[int]) -> None:
         """Find the quickest way to the end of ``wave``, the one numbered ``place``."""
         before_s = self._ways[-1].time_s
-        going = [segment for segment in self._open.values() if self._extended(segment.plan, wave)]
+        going: list[_Segment] = []
+        ended_s: dict[int, float] = {}
+        for count, segment in self._open.items():
+            end_s = segment.time_s
+            if self._extended(segment.plan, wave):
+                going.append(segment)
+                ended_s[count] = end_s
         for device in self._devices(wave):
+            if ended_s.get(device.veus_per_unit, math.inf) + device.barrier_s <= before_s + device.launch_s:
+                continue  # what goes on is as far
             fresh = _Segment(begin=place, before_s=before_s, plan=ProgramPlan(self._graph, device))
             if self._extended(fresh.plan, wave):
                 going.append(fresh)
@@ -129,15 +150,8 @@ class _Cuts:
         return bool(ended)
 
     def _append(self, plan: ProgramPlan, chosen: Chosen) -> ProgramPlan:
-        """``chosen`` behind ``plan``: rTasks where they end first, those that are shorter than a barrier together."""
-        for operator, kernel in chosen:
-            kind, device = self._choices.kernel(operator, kernel), plan.device
-            if (kind.task_count - 1) * kind.task_s_beside(device.veus_per_unit) < device.barrier_s:
-                counts = np.zeros(device.veu_count, dtype=np.int64)
-                counts[np.argmin(plan.starts(operator))] = kind.task_count
-                plan.append(operator, kernel, Shares.of(counts))
-            else:
-                append_earliest(plan, operator, kernel)
+        for pair in chosen:
+            plan.append(*pair, close_shares(plan, *pair))
         return plan
 
     def _anew(self, way: _Way) -> Sequence[ProgramPlan]:
