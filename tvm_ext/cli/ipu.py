@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import tvm
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -21,7 +20,7 @@ from tvm_ext.records.serialise import to_json
 from tvm_ext.reports.text import format_time
 from tvm_ext.support.files import write_atomically
 from tvm_ext.support.limits import timed_construction
-from tvm_ext.tir_passes.emit.ipu_vertices.emit import TileCode, emit_for_ipu
+from tvm_ext.tir_passes.emit.ipu_vertices.emit import emit_for_ipu
 from tvm_ext.tir_passes.plan.context import UnscheduledOperator
 
 from . import common
@@ -37,19 +36,6 @@ def ipu_called(target: str) -> DeviceSpec | None:
     return device if device.kind == "ipu" else None
 
 
-def code_of_operators(
-    operators: tvm.IRModule, device: DeviceSpec, options: BuildOptions
-) -> Iterator[tuple[str, int, TileCode | IllegalRewrite]]:
-    """(operator, calls, its code or why it has none) in the order of their first call."""
-    for name, calls in operator_names(operators):
-        operator = UnscheduledOperator(func=operators[name], name=name, device=device, options=options)
-        try:
-            with timed_construction():
-                yield name, calls, emit_for_ipu(operator)
-        except IllegalRewrite as refusal:
-            yield name, calls, refusal
-
-
 def write_for_ipu(
     model: str,
     folder: Path,
@@ -63,20 +49,24 @@ def write_for_ipu(
     from tvm_ext import relay
 
     options = BuildOptions.current(**settings)
+    made: list[tuple[str, int, ExchangePlan | str]] = []
     with common.progress_bar(2) as steps:
         steps.begin("importing")
-        mod, params = common.import_model(model, shape, batch)
+        operators = operators_of(relay.prepare(*common.import_model(model, shape, batch)), device, options)
         steps.begin("constructing")
-        made = []
-        operators = operators_of(relay.prepare(mod, params), device, options)
-        for name, calls, code in code_of_operators(operators, device, options):
+        for name, calls in operator_names(operators):
             steps.detail(name)
-            if isinstance(code, TileCode):
-                own = folder / name
-                own.mkdir(parents=True, exist_ok=True)
-                write_atomically(own / "vertices.cpp", code.vertices.encode())
-                write_atomically(own / "plan.json", (to_json(code.plan) + "\n").encode())
-            made.append((name, calls, code.plan if isinstance(code, TileCode) else code.problem))
+            operator = UnscheduledOperator(func=operators[name], name=name, device=device, options=options)
+            try:
+                with timed_construction():
+                    code = emit_for_ipu(operator)
+            except IllegalRewrite as refusal:
+                made.append((name, calls, refusal.problem))
+                continue
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / name / "vertices.cpp", code.vertices.encode())
+            write_atomically(folder / name / "plan.json", (to_json(code.plan) + "\n").encode())
+            made.append((name, calls, code.plan))
     if as_json:
         typer.echo(json.dumps([_facts(*row) for row in made]))
         return
@@ -88,18 +78,8 @@ def write_for_ipu(
 def _facts(name: str, calls: int, plan: ExchangePlan | str) -> dict[str, object]:
     if isinstance(plan, str):
         return {"operator": name, "calls": calls, "refused": plan}
-    times = plan.times
-    return {
-        "operator": name,
-        "calls": calls,
-        "supersteps": len(plan.supersteps),
-        "vertices": sum(len(step.runs) for step in plan.supersteps),
-        "peak_bytes": plan.peak_bytes,
-        "exchanged_bytes": plan.exchanged_bytes,
-        "compute_s": times.compute_s,
-        "exchange_s": times.exchange_s,
-        "synchronise_s": times.synchronise_s,
-    }
+    kept = {"peak_bytes": plan.peak_bytes, "exchanged_bytes": plan.exchanged_bytes}
+    return {"operator": name, "calls": calls, "supersteps": len(plan.supersteps), **kept, **asdict(plan.times)}
 
 
 def _table(made: list[tuple[str, int, ExchangePlan | str]]) -> Table:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from rich.progress import Progress
 
@@ -23,6 +24,8 @@ from tvm_ext.cli.app import main
 from tvm_ext.cli.common import Steps, parse_shapes
 from tvm_ext.cli.doctor import HealthCheck
 from tvm_ext.errors import InputError, OptionError
+from tvm_ext.records.exchange_plan import ExchangePlan
+from tvm_ext.records.serialise import from_json
 from tvm_ext.reports.report import BuildReport
 
 Command = Callable[..., tuple[int, str, str]]
@@ -149,6 +152,34 @@ def test_explain_shows_the_construction(command: Command, device: str) -> None:
     assert record["device"] == device
     # On a CPU other terms rank the programs as well, and break near ties.
     assert times == (sorted(times) if device == "nvidia-v100" else sorted(times, key=lambda time_s: round(time_s, 6)))
+
+
+def test_compile_for_an_ipu_writes_a_folder_for_each_operator(command: Command, tmp_path: Path) -> None:
+    """The product has code; the one in float64 is refused by its tensor's type, and its folder is not made."""
+    product = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    double = onnx.helper.make_node("Cast", ["z"], ["d"], to=onnx.TensorProto.DOUBLE)
+    given = [("x", (5, 33)), ("w", (33, 17)), ("z", (5, 17))]
+    inputs = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in given]
+    outputs = [
+        onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (5, 17)),
+        onnx.helper.make_tensor_value_info("d", onnx.TensorProto.DOUBLE, (5, 17)),
+    ]
+    model = onnx.helper.make_model(onnx.helper.make_graph([product, double], "two", inputs, outputs))
+    onnx.save(model, tmp_path / "two.onnx")
+    arguments = ("compile", tmp_path / "two.onnx", "--target", "graphcore-ipu", "-o", tmp_path / "two.ipu")
+    code, out, _ = command(*arguments, "--json")
+    assert code == 0
+    made, refused = sorted(json.loads(out), key=lambda operator: "refused" in operator)
+    assert made["supersteps"] == 1
+    assert made["synchronise_s"] == pytest.approx(500e-9)
+    assert "float64: vertices have float32" in refused["refused"]
+    folders = [folder.name for folder in (tmp_path / "two.ipu").iterdir()]
+    assert folders == [made["operator"]]
+    plan = from_json(ExchangePlan, (tmp_path / "two.ipu" / made["operator"] / "plan.json").read_text())
+    assert f"class {plan.vertices[0].name} " in (tmp_path / "two.ipu" / made["operator"] / "vertices.cpp").read_text()
+    code, _, err = command(*arguments, "--profile")
+    assert code == 2
+    assert "--target graphcore-ipu goes without" in err
 
 
 def test_explain_names_the_nearest_operators(command: Command) -> None:

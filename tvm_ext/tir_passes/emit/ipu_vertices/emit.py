@@ -7,12 +7,13 @@ reads; what several tiles read is sent once, to all of them. A reduction that go
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 
+from tvm_ext._tvm import Buffer
 from tvm_ext.analysis.computation_exprs import itemsize_bytes, tensor_bytes
 from tvm_ext.analysis.computations import OperatorBody, dtype_of, static_shape
 from tvm_ext.devices.hal import DeviceSpec
@@ -96,9 +97,9 @@ class _TileDeal:
             )
             values = [column[0] if len(set(column)) == 1 else None for column in columns]
             self.fields[stage.name] = dict(zip(field_names(stage), values, strict=True))
-        supersteps = [self._settled(superstep) for _, superstep in steps]
+        supersteps, moved = [self._settled(step) for _, step in steps], [self._moved(step) for _, step in steps]
         for param in self.operator.params:  # what no stage reads or writes
-            self._keep(name_of(param, names), static_shape(param), dtype_of(param), static_shape(param))
+            self._keep(name_of(param, names), param, static_shape(param))
         params = [(name_of(param, names), self.operator.is_output(param)) for param in self.operator.params]
         return ExchangePlan(
             operator=self.operator.name,
@@ -111,65 +112,49 @@ class _TileDeal:
             vertices=tuple(map(self._vertex_class, self.stages)),
             supersteps=tuple(supersteps),
             peak_bytes=self._peak_bytes(supersteps),
-            exchanged_bytes=sum(sum(self._received(superstep).values()) for superstep in supersteps),
-            times=self._times(steps),
+            exchanged_bytes=sum(received.total() for _, received in moved),
+            times=self._times(
+                steps, [max([*sent.values(), *received.values()], default=0) for sent, received in moved]
+            ),
         )
 
-    def _keep(
-        self, name: str, shape: Sequence[int], dtype: str, block: Sequence[int], *, first: int | None = None
-    ) -> None:
+    def _keep(self, name: str, buffer: Buffer, block: Sequence[int], *, first: int | None = None) -> None:
         """Give the tensor a home, if it has none: behind the blocks of the one before, for tiles to keep as much."""
         if name in self.homes:
             return
-        home = TensorHome(
+        self.homes[name] = TensorHome(
             tensor=name,
-            shape=tuple(shape),
-            dtype=dtype,
-            itemsize_bytes=int(itemsize_bytes(dtype)),
+            shape=static_shape(buffer),
+            dtype=dtype_of(buffer),
+            itemsize_bytes=int(itemsize_bytes(dtype_of(buffer))),
             block=tuple(block),
             first_tile=self.next_tile if first is None else first,
         )
-        self.homes[name] = home
         if first is None:
-            self.next_tile = (self.next_tile + prod(home.grid)) % self.device.unit_count
+            self.next_tile = (self.next_tile + prod(self.homes[name].grid)) % self.device.unit_count
 
     def _supersteps(self, stage: VertexStage, program: TileProgram) -> Iterator[Superstep]:
         """Rounds of partitions, as many as there are tiles, and in each the steps of the reduction."""
         spatial, sizes, units = stage.expr.spatial, program.sizes, self.device.unit_count
-        for name, buffer, accesses in (*stage.reads, *stage.late):
-            shape, dtype = static_shape(buffer), dtype_of(buffer)
-            block = self._divided(block_of(accesses, sizes), shape, int(itemsize_bytes(dtype)))
-            self._keep(name, shape, dtype, block)
-        output = stage.output
-        self._keep(
-            stage.target, static_shape(output), dtype_of(output), [sizes[axis.name] for axis in spatial], first=0
-        )
+        for name, buffer, accesses in stage.reads:
+            self._keep(name, buffer, self._divided(block_of(accesses, sizes), buffer))
+        self._keep(stage.target, stage.output, [sizes[axis.name] for axis in spatial], first=0)
         partitions = list(product(*(range(0, axis.extent, sizes[axis.name]) for axis in spatial)))
         steps = list(product(*(range(0, axis.extent, sizes[axis.name]) for axis in stage.expr.reduction)))
         check_count("kernel_operations", len(partitions) * len(steps), "vertices of a stage")
         for first in range(0, len(partitions), units):
             for step in steps:
                 boxes = [_box(stage, sizes, (*begin, *step)) for begin in partitions[first : first + units]]
-                runs = [self._run(stage, tile, box) for tile, box in enumerate(boxes)]
+                runs = [_run(stage, tile, box) for tile, box in enumerate(boxes)]
                 yield Superstep(transfers=tuple(self._transfers(runs)), runs=tuple(runs))
 
-    def _divided(self, block: Sequence[int], shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    def _divided(self, block: list[int], buffer: Buffer) -> list[int]:
         """``block`` halved along its longest dimension until all tiles keep some, or it is small."""
-        block = list(block)
-        while block and prod(block) * itemsize > LEAST_BLOCK_BYTES:
-            if prod(map(ceil_div, shape, block)) >= self.device.unit_count:
-                break
+        least = LEAST_BLOCK_BYTES / itemsize_bytes(dtype_of(buffer))
+        while prod(block) > least and prod(map(ceil_div, static_shape(buffer), block)) < self.device.unit_count:
             longest = block.index(max(block))
             block[longest] = ceil_div(block[longest], 2)
-        return tuple(block)
-
-    def _run(self, stage: VertexStage, tile: int, box: PointBox) -> VertexRun:
-        spans = [box[axis.name] for axis in stage.expr.spatial]
-        output = TensorBox(
-            tensor=stage.target, begin=tuple(begin for begin, _ in spans), size=tuple(size for _, size in spans)
-        )
-        regions = tuple(stage.regions(box))
-        return VertexRun(vertex=stage.name, tile=tile, inputs=regions, output=output, fields=field_values(stage, box))
+        return block
 
     def _transfers(self, runs: Sequence[VertexRun]) -> Iterator[Transfer]:
         wanted: dict[TensorBox, list[int]] = defaultdict(list)
@@ -192,7 +177,7 @@ class _TileDeal:
         return replace(superstep, runs=tuple(runs))
 
     def _vertex_class(self, stage: VertexStage) -> VertexClass:
-        inputs = tuple(name for name, _, _ in (*stage.reads, *stage.late))
+        inputs = tuple(name for name, _, _ in stage.reads)
         fields = tuple(name for name, shared in self.fields[stage.name].items() if shared is None)
         return VertexClass(name=stage.name, inputs=inputs, output=stage.target, fields=fields)
 
@@ -209,43 +194,33 @@ class _TileDeal:
     def _bytes(self, box: TensorBox) -> int:
         return box.elements * self.homes[box.tensor].itemsize_bytes
 
-    def _received(self, superstep: Superstep) -> dict[int, int]:
-        """Bytes that each tile gets from others."""
-        received: dict[int, int] = defaultdict(int)
+    def _moved(self, superstep: Superstep) -> tuple[Counter[int], Counter[int]]:
+        """Bytes that each tile sends to others, what goes to many once, and that it receives."""
+        sent: Counter[int] = Counter()
+        received: Counter[int] = Counter()
         for transfer in superstep.transfers:
-            for target in transfer.targets:
-                if target != transfer.source:
-                    received[target] += self._bytes(transfer.box)
-        return received
-
-    def _busiest_bytes(self, superstep: Superstep) -> int:
-        """Of the tile that sends or receives most; what goes to many tiles is sent once."""
-        sent: dict[int, int] = defaultdict(int)
-        for transfer in superstep.transfers:
-            if any(target != transfer.source for target in transfer.targets):
-                sent[transfer.source] += self._bytes(transfer.box)
-        return max([*sent.values(), *self._received(superstep).values()], default=0)
+            others = [target for target in transfer.targets if target != transfer.source]
+            sent[transfer.source] += self._bytes(transfer.box) * bool(others)
+            for target in others:
+                received[target] += self._bytes(transfer.box)
+        return sent, received
 
     def _peak_bytes(self, supersteps: Sequence[Superstep]) -> int:
         """Of the fullest tile: blocks that it keeps, and what the vertex of a superstep reads beside them."""
-        units = self.device.unit_count
-        kept: dict[int, int] = defaultdict(int)
+        kept: Counter[int] = Counter()
         for home in self.homes.values():
             for place in product(*map(range, home.grid)):
-                kept[home.tile_of(place, units)] += self._bytes(home.box(place))
-        most = max(kept.values(), default=0)
-        for superstep in supersteps:
-            for run in superstep.runs:
-                most = max(most, kept[run.tile] + sum(map(self._bytes, run.inputs)))
-        return most
+                kept[home.tile_of(place, self.device.unit_count)] += self._bytes(home.box(place))
+        runs = [run for superstep in supersteps for run in superstep.runs]
+        return max(max(kept.values()), *(kept[run.tile] + sum(map(self._bytes, run.inputs)) for run in runs))
 
-    def _times(self, steps: Sequence[tuple[VertexStage, Superstep]]) -> SuperstepTimes:
+    def _times(self, steps: Sequence[tuple[VertexStage, Superstep]], busiest: Sequence[int]) -> SuperstepTimes:
         rates = TileRates(self.device)
         point_s = {s.name: rates.point_s(s, p.registers) for s, p in zip(self.stages, self.programs, strict=True)}
         points = [max(_points(stage, run) for run in step.runs) * point_s[stage.name] for stage, step in steps]
         return SuperstepTimes(
             compute_s=sum(points) + rates.vertex_s * len(steps),
-            exchange_s=sum(self._busiest_bytes(step) for _, step in steps) / rates.exchange_bytes_per_s,
+            exchange_s=sum(busiest) / rates.exchange_bytes_per_s,
             synchronise_s=rates.superstep_s * len(steps),
             sources=rates.sources(),
         )
@@ -256,6 +231,13 @@ def _box(stage: VertexStage, sizes: Mapping[str, int], begins: Sequence[int]) ->
     return {
         axis.name: (begin, min(sizes[axis.name], axis.extent - begin)) for axis, begin in zip(axes, begins, strict=True)
     }
+
+
+def _run(stage: VertexStage, tile: int, box: PointBox) -> VertexRun:
+    begin, size = zip(*(box[axis.name] for axis in stage.expr.spatial), strict=True) if stage.expr.spatial else ((), ())
+    output = TensorBox(tensor=stage.target, begin=begin, size=size)
+    fields = field_values(stage, box)
+    return VertexRun(vertex=stage.name, tile=tile, inputs=tuple(stage.regions(box)), output=output, fields=fields)
 
 
 def _points(stage: VertexStage, run: VertexRun) -> int:

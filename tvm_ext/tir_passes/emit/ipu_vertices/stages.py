@@ -54,7 +54,8 @@ VERTEX_TYPES = {
 class VertexStage:
     """A computation and what is done with its result: ``finish`` of the accumulator, None where nothing is.
 
-    ``reads``: for each tensor that is read (its name, buffer, accesses); ``late`` ones only once the sum is complete.
+    ``reads``: for each tensor that is read its name, buffer and accesses; from number ``late`` on only once the sum is
+    complete.
     """
 
     name: str
@@ -63,7 +64,7 @@ class VertexStage:
     expr: TensorExpr
     target: str
     reads: tuple[tuple[str, Buffer, tuple[Access, ...]], ...]
-    late: tuple[tuple[str, Buffer, tuple[Access, ...]], ...]
+    late: int
 
     @property
     def output(self) -> Buffer:
@@ -81,12 +82,12 @@ class VertexStage:
         """What ``box`` reads of each tensor; of late ones nothing before the sum is complete."""
         complete = all(sum(box[axis.name]) >= axis.extent for axis in self.expr.reduction)
         return [
-            *(_region(name, accesses, box) for name, _, accesses in self.reads),
-            *(_region(name, accesses, box, needed=complete) for name, _, accesses in self.late),
+            _region(name, accesses, box, needed=complete or number < self.late)
+            for number, (name, _, accesses) in enumerate(self.reads)
         ]
 
 
-def _region(name: str, accesses: Sequence[Access], box: PointBox, *, needed: bool = True) -> TensorBox:
+def _region(name: str, accesses: Sequence[Access], box: PointBox, *, needed: bool) -> TensorBox:
     """The smallest box of the tensor with all that is read; conditions of padding keep reads inside of the tensor."""
     begins, sizes = [], []
     for dimension, extent in enumerate(accesses[0].shape):
@@ -173,19 +174,20 @@ def _stage(
 ) -> VertexStage:
     if not computation.writes_at_its_own_axes():
         raise IllegalRewrite(f"{computation.name} writes across its axes, where no tile keeps a block of its own")
+    reads = _reads(computation, computation, names)
     stage = VertexStage(
         name=f"{re.sub(NO_WORD, '_', operator.name)}_{number}",
         computation=computation,
         finish=finish,
         expr=tensor_expr_of(computation, name=operator.name),
         target=name_of(computation.target if finish is None else finish.target, names),
-        reads=_reads(computation, computation, names),
-        late=(),
+        reads=reads,
+        late=len(reads),
     )
-    if finish is None:
+    if finish is None or computation.init is None:
         return stage
-    over_own = replace(computation, value=stage.finished(computation.init), combiner=None, init=None)
-    return replace(stage, late=_reads(over_own, computation, names))
+    behind = replace(computation, value=stage.finished(computation.init), combiner=None, init=None)
+    return replace(stage, reads=(*reads, *_reads(behind, computation, names)))
 
 
 def _reads(
@@ -200,11 +202,11 @@ def _reads(
     return tuple(found)
 
 
-def block_of(accesses: Sequence[Access], sizes: Mapping[str, int]) -> tuple[int, ...]:
+def block_of(accesses: Sequence[Access], sizes: Mapping[str, int]) -> list[int]:
     """The part of a tensor by which tiles of ``sizes`` move on: of a window its steps, without what overlaps."""
     block = []
     for dimension, extent in enumerate(accesses[0].shape):
         indices = [access.indices[dimension] for access in accesses]
         steps = [1] + [abs(c) * sizes[axis] for i in indices if i is not None for axis, c in i.terms]
         block.append(extent if any(i is None for i in indices) else min(extent, max(steps)))
-    return tuple(block)
+    return block

@@ -125,7 +125,7 @@ def _expected_s(
     rounds = ceil_div(prod(counts[axis.name] for axis in stage.expr.spatial), rates.device.unit_count)
     steps = prod(counts[axis.name] for axis in stage.expr.reduction)
     box = {axis: (0, size) for axis, size in sizes.items()}
-    tensors = [*stage.reads, *stage.late]
+    tensors = stage.reads
     loaded = [
         min(region.elements, prod(accesses[0].shape)) * accesses[0].itemsize_bytes
         for region, (_, _, accesses) in zip(stage.regions(box), tensors, strict=True)

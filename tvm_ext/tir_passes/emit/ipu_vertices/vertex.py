@@ -14,16 +14,15 @@ from functools import reduce
 from tvm_ext._tvm import Buffer, Expr, IRModule, PrimFunc, Stmt, TensorLoad, Var, ir, tirx, tvm
 from tvm_ext.analysis.computation_exprs import axis_names
 from tvm_ext.analysis.computations import dtype_of, replace_loads, substitute
-from tvm_ext.analysis.tensor_expr import Access
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import (
     INDEX_DTYPE,
     SERIAL,
     UNROLLED,
+    accumulate,
     allocate,
     bind,
     cast_to,
-    combine,
     if_all,
     index,
     load,
@@ -59,7 +58,7 @@ def field_names(stage: VertexStage) -> tuple[str, ...]:
     axes = [f"{axis}_{what}" for axis in axis_names(stage.computation) for what in ("begin", "size")]
     regions = [
         f"{name}_{what}{dimension}"
-        for name, _, accesses in (*stage.reads, *stage.late)
+        for name, _, accesses in stage.reads
         for dimension in range(len(accesses[0].shape))
         for what in ("begin", "size")
     ]
@@ -89,33 +88,21 @@ class _Text:
         pairs = zip(axis_names(self.stage.computation), self.stage.computation.kinds, strict=True)
         return [name for name, own in pairs if own == kind]
 
-    def over_regions(self, value: Expr) -> Expr:
-        """``value`` with loads from the vectors of the vertex instead of whole tensors."""
-        table = [(buffer, name, accesses) for name, buffer, accesses in (*self.stage.reads, *self.stage.late)]
-
-        def local(read: TensorLoad) -> Expr:
-            _, name, accesses = next(row for row in table if row[0].same_as(read.source))
-            return load(self.flat[name], [self._place(name, accesses, list(read.indices))])
-
-        return replace_loads(value, local)
-
-    def _place(self, name: str, accesses: Sequence[Access], indices: Sequence[Expr]) -> Expr:
+    def from_vector(self, read: TensorLoad) -> Expr:
+        """What ``read`` loads from a whole tensor, from the vector that has the region."""
+        name = next(name for name, buffer, _ in self.stage.reads if buffer.same_as(read.source))
         place: Expr = index(0)
-        for dimension, position in enumerate(indices):
+        for dimension, position in enumerate(read.indices):
             inside = cast_to(position, INDEX_DTYPE) - self.fields[f"{name}_begin{dimension}"]
             place = place * self.fields[f"{name}_size{dimension}"] + inside
-        return place
+        return load(self.flat[name], [place])
 
     def at(self, value: Expr, spatial: Sequence[Expr], reduction: Sequence[Expr]) -> Expr:
         """``value`` at the point whose offsets in the box are given."""
-        own = self.stage.computation
-        spots = [
-            self.fields[f"{axis}_begin"] + offset
-            for axis, offset in zip(
-                (*self.names("spatial"), *self.names("reduce")), (*spatial, *reduction), strict=True
-            )
-        ]
-        return self.over_regions(substitute(value, bind((*own.spatial, *own.reduction), spots)))
+        own, names = self.stage.computation, [*self.names("spatial"), *self.names("reduce")]
+        pairs = zip(names, (*spatial, *reduction), strict=False)
+        spots = [self.fields[f"{axis}_begin"] + offset for axis, offset in pairs]
+        return replace_loads(substitute(value, bind((*own.spatial, *own.reduction), spots)), self.from_vector)
 
     def result(self, spatial: Sequence[Expr]) -> list[Expr]:
         """Where the output of a point lies in its vector: the box of all spatial axes, row by row."""
@@ -150,7 +137,7 @@ class _Text:
             def point(offsets: Sequence[Expr]) -> Stmt:
                 places = [start + offset for start, offset in zip(starts, offsets, strict=True)]
                 inside = [place < self.size(axis) for place, axis in zip(places, axes, strict=True)] if cut else []
-                return if_all(inside, body(offsets, places))
+                return if_all(inside, body(offsets or [index(0)], places))
 
             return nest(steps, UNROLLED, [f"{axis}_lane" for axis in axes], point)
 
@@ -159,42 +146,26 @@ class _Text:
             value = self.stage.finished(own.value)
             return walk(lambda _, places: store(output, self.at(value, places, ()), self.result(places)))
         sums = new_buffer(steps or [1], dtype_of(own.target), "sums", "local")
-        ends = [
-            (self.fields[f"{a}_begin"], self.size(a), own.extent(v))
-            for a, v in zip(self.names("reduce"), own.reduction, strict=True)
-        ]
-        first = reduce(tirx.And, [begin == index(0) for begin, _, _ in ends])
-        last = reduce(tirx.And, [begin + size == index(extent) for begin, size, extent in ends])
+        names, nowhere = self.names("reduce"), [index(0)] * len(own.reduction)
+        begins, sizes = [self.fields[f"{name}_begin"] for name in names], [self.size(name) for name in names]
+        extents = [index(own.extent(variable)) for variable in own.reduction]
+        first = reduce(tirx.And, [begin == zero for begin, zero in zip(begins, nowhere, strict=True)])
+        last = [begin + size == extent for begin, size, extent in zip(begins, sizes, extents, strict=True)]
 
-        def at(offsets: Sequence[Expr]) -> list[Expr]:
-            return list(offsets) or [index(0)]
-
-        def start(offsets: Sequence[Expr], places: Sequence[Expr]) -> Stmt:
-            initial = self.at(own.init, places, [index(0)] * len(ends))
-            return store(sums, tirx.if_then_else(first, initial, load(output, self.result(places))), at(offsets))
+        def start(at: Sequence[Expr], places: Sequence[Expr]) -> Stmt:
+            initial = self.at(own.init, places, nowhere)
+            return store(sums, tirx.if_then_else(first, initial, load(output, self.result(places))), at)
 
         def step(reduction: Sequence[Expr]) -> Stmt:
-            return walk(
-                lambda offsets, places: store(
-                    sums,
-                    combine(own.combiner, load(sums, at(offsets)), self.at(own.value, places, reduction)),
-                    at(offsets),
-                )
-            )
+            return walk(lambda at, places: accumulate(sums, at, self.at(own.value, places, reduction), own.combiner))
 
-        def end(offsets: Sequence[Expr], places: Sequence[Expr]) -> Stmt:
-            total = load(sums, at(offsets))
-            marked = Var("total", dtype_of(own.target))
-            finished = substitute(
-                self.at(self.stage.finished(marked), places, [index(0)] * len(ends)), [(marked, total)]
-            )
-            kept = store(output, finished, self.result(places))
-            return (
-                kept if self.stage.finish is None else if_all([last], kept, store(output, total, self.result(places)))
-            )
+        def end(at: Sequence[Expr], places: Sequence[Expr]) -> Stmt:
+            total, marked = load(sums, at), Var("total", dtype_of(own.target))
+            finished = substitute(self.at(self.stage.finished(marked), places, nowhere), [(marked, total)])
+            kept, place = store(output, finished, self.result(places)), self.result(places)
+            return kept if self.stage.finish is None else if_all(last, kept, store(output, total, place))
 
-        sizes = [size for _, size, _ in ends]
-        return sequence(allocate(sums), walk(start), nest(sizes, SERIAL, self.names("reduce"), step), walk(end))
+        return sequence(allocate(sums), walk(start), nest(sizes, SERIAL, names, step), walk(end))
 
 
 def vertex_text(
@@ -205,7 +176,7 @@ def vertex_text(
     Raises IllegalRewrite where stock TVM's C code generator has no text for an expression.
     """
     own = {name: Var(name, INDEX_DTYPE) if value is None else index(value) for name, value in fields.items()}
-    tensors = [(name, buffer) for name, buffer, _ in (*stage.reads, *stage.late)] + [(stage.target, stage.output)]
+    tensors = [(name, buffer) for name, buffer, _ in stage.reads] + [(stage.target, stage.output)]
     flat = {name: tirx.decl_buffer([index(2**31 - 1)], dtype_of(buffer), name) for name, buffer in tensors}
     body = keep_floats(_Text(stage=stage, fields=own, registers=registers, flat=flat).body(), by_product=True)
     vectors = [Var(f"{name}_data", ir.PointerType(ir.PrimType(dtype_of(flat[name])))) for name, _ in tensors]
