@@ -6,7 +6,7 @@ import json
 import types
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache, lru_cache
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 _REMEMBERED_CHARACTERS = 1 << 16  # a choice: records of kernels, not of models
@@ -21,9 +21,9 @@ def to_json(record: object) -> str:
 
 def from_json(kind: type[T], text: str) -> T:
     """Rebuild a record of class ``kind`` from `to_json`'s text; raises ValueError where it does not fit."""
+    known: Any = kind  # classes are hashable, which mypy does not know of ``type[T]``
     try:
-        short = len(text) <= _REMEMBERED_CHARACTERS
-        value = _read_once(cast(type, kind), text) if short else _build(kind, json.loads(text))
+        value = _read_once(known, text) if len(text) <= _REMEMBERED_CHARACTERS else _build(kind, json.loads(text))
     except (AttributeError, TypeError, KeyError, AssertionError, RecursionError) as error:
         raise ValueError(f"not a {kind.__name__}: {error}") from error
     assert isinstance(value, kind)
