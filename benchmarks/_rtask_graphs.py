@@ -28,12 +28,9 @@ from tvm_ext.support.files import write_atomically
 
 
 def graph_of(mod: IRModule, device: str) -> RTaskGraph:
-    """The rTasks of ``mod``, built for ``device``, a GPU, as far as its kernels: the constructed one comes first.
-
-    AMD's have no schedules in a build, and so one kernel for each operator.
-    """
-    is_cuda = lookup(device).kind == "cuda"
-    plan = plan_build("cuda" if is_cuda else device, BuildOptions.create(device=device, enable_rammer=is_cuda))
+    """The rTasks of ``mod``, built for ``device``, a GPU, as far as its kernels: the constructed one comes first."""
+    target = "cuda" if lookup(device).kind == "cuda" else device
+    plan = plan_build(target, BuildOptions.create(device=device, enable_rammer=True))
     with EXCLUSIVE, plan.target:
         kernels = plan.construct(mod)
     return read_graph(kernels, plan)

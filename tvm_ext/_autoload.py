@@ -73,6 +73,7 @@ def register_pipelines() -> None:
     _tvm.register_tir_pipeline(_tvm.PIPELINE_NAME, _tir_pipeline)
     _tvm.register_tir_pipeline(_tvm.CPU_PIPELINE, _cpu_pipeline)
     _tvm.register_tir_pipeline(_tvm.RKERNEL_PIPELINE, _rkernel_pipeline)
+    _tvm.register_tir_pipeline(_tvm.ROCM_PIPELINE, _rocm_pipeline)
 
 
 def register_codegen() -> None:
@@ -161,6 +162,10 @@ def _cpu_pipeline() -> Any:
 
 def _rkernel_pipeline() -> Any:
     return importlib.import_module("tvm_ext.toolchains.tir_pipelines").rkernel_pipeline()
+
+
+def _rocm_pipeline() -> Any:
+    return importlib.import_module("tvm_ext.toolchains.tir_pipelines").rocm_pipeline()
 
 
 def _missing_tvm_attribute(name: str) -> Any:

@@ -382,7 +382,7 @@ def tir_pipelines() -> PassPipelines:
 
 
 PIPELINE_NAME = "tvm_ext"
-CPU_PIPELINE, RKERNEL_PIPELINE = "tvm_ext.cpu", "tvm_ext.rkernels"
+CPU_PIPELINE, RKERNEL_PIPELINE, ROCM_PIPELINE = "tvm_ext.cpu", "tvm_ext.rkernels", "tvm_ext.rocm"
 """Our pipelines, as TVM knows them."""
 
 

@@ -39,6 +39,11 @@ def has(device: DeviceSpec, since: tuple[int, int]) -> bool:
     return device.kind == "cuda" and capability is not None and capability >= since
 
 
+def blocks_may_wait(device: DeviceSpec) -> bool:
+    """Whether blocks of one launch on ``device`` can hand work to each other (`ir.device_sync`)."""
+    return device.kind == "rocm" or has(device, ACQUIRING_LOADS_SINCE)
+
+
 def is_of(device: DeviceSpec, capability: tuple[int, int]) -> bool:
     """Whether ``device`` is a CUDA device of just that capability: machine code for it runs there."""
     return device.kind == "cuda" and device.compute_capability == capability

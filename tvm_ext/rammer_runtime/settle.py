@@ -16,8 +16,8 @@ def with_schedules_settled(device: DeviceSpec, options: BuildOptions) -> BuildOp
     if options.enable_rammer is False:
         return options
     reason, remedy = "", "pass 'auto', or leave it out"
-    if device.kind not in ("cpu", "cuda"):
-        reason = f"is for CPUs and CUDA, and {device.name} has neither"
+    if device.kind not in ("cpu", "cuda", "rocm"):
+        reason = f"is for CPUs, CUDA and ROCm, and {device.name} has none of them"
     elif device.clock_ghz is None:
         reason = f"needs to know how long rTasks take, and the device tables have no clock of {device.name}"
     elif options.guard_memory:

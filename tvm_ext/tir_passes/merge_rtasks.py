@@ -26,7 +26,7 @@ from tvm_ext._tvm import (
     ir,
     module_pass,
 )
-from tvm_ext.devices.capabilities import ACQUIRING_LOADS_SINCE, has
+from tvm_ext.devices.capabilities import blocks_may_wait
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit, static_shared_bytes
 from tvm_ext.ir.build_ir import rename_apart, sequence
@@ -110,7 +110,7 @@ class _Merger:
         waits = needed_waits(operators, self.plan.predecessors)
         if not any(waits.values()):
             self._add_waves(program, waits, "nothing in it waits")
-        elif not has(self.device, ACQUIRING_LOADS_SINCE):
+        elif not blocks_may_wait(self.device):
             self._add_waves(program, waits, f"{self.device.name} has no acquiring loads")
         else:
             self._add_waiting(program, waits)

@@ -27,6 +27,7 @@ from typing import Any
 from tvm_ext._tvm import (
     CPU_PIPELINE,
     RKERNEL_PIPELINE,
+    ROCM_PIPELINE,
     Executable,
     GlobalVar,
     IRModule,
@@ -216,8 +217,8 @@ def generate_whole(lowered: IRModule, target: Target) -> GeneratedCode:
         library = tvm.tirx.build(kernels, target=target, pipeline=RKERNEL_PIPELINE)
         return GeneratedCode(executable=vm_link(builder, target, with_schedules(library, plans), _constants(lowered)))
     merged = any(is_merged(func) for _, func in lowered.functions_items())
-    own = CPU_PIPELINE if str(target.kind.name) == "llvm" else "default"
-    pipeline = RKERNEL_PIPELINE if merged else own
+    own = {"llvm": CPU_PIPELINE, "rocm": ROCM_PIPELINE}.get(str(target.kind.name), "default")
+    pipeline = RKERNEL_PIPELINE if merged and own == "default" else own
     if pipeline == "default":  # which is stock TVM's; ours guard indices themselves
         lowered = tvm.transform.Sequential([GuardIndices()])(lowered)
     return GeneratedCode(executable=relax.build(lowered, target, relax_pipeline=None, tir_pipeline=pipeline))

@@ -11,6 +11,7 @@ from tvm_ext.records.merged import CompiledUse
 from tvm_ext.support.kernel_cache import KernelCache
 
 from .cuda_toolchain import CompiledCuda, compile_cuda
+from .rocm_toolchain import rocm_use
 
 MERGED_FACTOR = 10.0
 """A merged kernel holds the bodies of many: so many times the limit of one kernel may compiling it take."""
@@ -44,11 +45,13 @@ def _source(func: PrimFunc, target: Target) -> str:
 
 
 def compiled_use(func: PrimFunc) -> CompiledUse | str:
-    """What the CUDA compiler says of ``func``, a function of one launch, for the current target; else why it does not.
+    """What the compiler says of ``func``, a function of one launch, for the current target; else why it does not.
 
     Results are kept in the cache of builds.
     """
     target = Target.current()
+    if str(target.kind.name) == "rocm":
+        return rocm_use(func)
     source = _source(func, target)
     try:
         cache = KernelCache.for_build(BuildOptions.current())

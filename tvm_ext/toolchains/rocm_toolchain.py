@@ -13,10 +13,27 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from tvm_ext._tvm import tvm_ffi
+from tvm_ext._tvm import (
+    ROCM_PIPELINE,
+    Call,
+    IRModule,
+    PassContext,
+    PrimFunc,
+    Target,
+    copy_module,
+    module_pass,
+    structural_map,
+    tirx,
+    tvm,
+    tvm_ffi,
+)
+from tvm_ext.analysis.device_code import op_name
 from tvm_ext.errors import CompileError
+from tvm_ext.ir.device_sync import CALL
+from tvm_ext.records.merged import CompiledUse
 from tvm_ext.support.files import temporary_folder
 from tvm_ext.support.limited_process import run_limited
 
@@ -28,6 +45,9 @@ _LINK = "tvm_callback_rocm_link"
 _LINKERS = ("ld.lld", *(f"ld.lld-{major}" for major in range(22, 13, -1)), "/opt/rocm/llvm/bin/ld.lld")
 _TIME_LIMIT_S = 60.0  # a choice: linking takes a second
 _UNDEFINED = re.compile(r"undefined symbol: (\S+)")
+_SYNC = Path(__file__).with_name("rocm_sync.ll")
+_BARRIER = "tirx.tvm_storage_sync"
+_COUNT = re.compile(r"^\s*\.(vgpr_count|vgpr_spill_count|group_segment_fixed_size):\s*(\d+)", re.MULTILINE)
 _stock: dict[str, Any] = {}
 
 
@@ -43,12 +63,33 @@ def enable_rocm() -> None:
     enable_rocm_math()
 
 
+@module_pass(opt_level=0, name="tvm_ext.LinkSync")
+class LinkSync:
+    """Let device functions call those of rocm_sync.ll: `ir.device_sync`, and a barrier that orders memory.
+
+    Stock TVM's barrier is s_barrier alone, before which LLVM waits for no store from gfx90a on.
+    """
+
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        result = copy_module(mod)
+        for gv, func in mod.functions_items():
+            result[gv] = func.with_body(structural_map(func.body, (Call, _linked)))
+        return result
+
+
+def _linked(call: Call) -> Call:
+    if op_name(call) == CALL:
+        return tirx.call_extern("int32", str(call.args[0].value), *call.args[1:-1])
+    is_barrier = op_name(call) == _BARRIER and str(call.args[0].value) == "shared"
+    return tirx.call_extern("int32", "tvm_ext_block_barrier") if is_barrier else call
+
+
 def _device_libraries(folder: str | None = None) -> Any:
-    """ROCm's bitcode files; none where ROCm is not installed."""
+    """What is linked into each module: our functions, and ROCm's where it is installed."""
     try:
-        return _stock[_BITCODE](folder)
+        return [str(_SYNC), *_stock[_BITCODE](folder)]
     except RuntimeError:
-        return []
+        return [str(_SYNC)]
 
 
 def find_linker() -> list[str]:
@@ -84,4 +125,21 @@ def _explained(error: CompileError) -> CompileError:
     return CompileError(
         f"a kernel for AMD GPUs calls {', '.join(missing)} of ROCm's device library, which is not installed.",
         "install ROCm and set ROCM_PATH, or leave this operator to another device",
+    )
+
+
+def rocm_use(func: PrimFunc) -> CompiledUse | str:
+    """What LLVM says of ``func``, a function of one launch, for the current target; else why it does not."""
+    target = Target.current()
+    enable_rocm()
+    try:
+        module = IRModule({"main": func.with_attr("global_symbol", "main")})
+        library = tvm.tirx.build(module, target=target, pipeline=ROCM_PIPELINE)
+    except CompileError as error:
+        return f"unknown registers: {error.problem.rstrip('.')}"
+    counts = {name: int(count) for name, count in _COUNT.findall(str(library.imports[0].inspect_source("asm")))}
+    return CompiledUse(
+        registers=counts["vgpr_count"],
+        spill_bytes=4 * counts["vgpr_spill_count"],
+        shared_bytes=counts["group_segment_fixed_size"],
     )

@@ -20,6 +20,8 @@ from tvm_ext.tir_passes.outline_rtasks import OutlineRTasks
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 from tvm_ext.tir_passes.pipelining.route import wishes_of
 
+from .rocm_toolchain import LinkSync
+
 _USED_BEFORE = "has been used before definition"  # of stock TVM's VarUseDefAnalyzer
 _WITHOUT_SHARING = "tirx.disable_cse_tir"
 
@@ -85,6 +87,30 @@ def rkernel_pipeline() -> Any:
     )
     passes = tvm.transform.Sequential([*before, stock, *behind], name="tvm_ext.rkernels")
 
+    def finalize() -> Any:
+        # Behind all of stock TVM's: a function's own thread numbers have no bounds that it could simplify by.
+        return tvm.transform.Sequential([finalize_device(), OutlineRTasks()], name="tvm_ext.rkernels_device")
+
+    return _apart_from_merged(passes), finalize_host, finalize
+
+
+def rocm_pipeline() -> Any:
+    """The registered TIR pipeline ``"tvm_ext.rocm"``: stock TVM's, with our functions for waiting; a triple as above.
+
+    Bodies of a merged kernel stay in it: stock TVM makes a kernel of each function for AMD's GPUs.
+    """
+    stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
+    passes = tvm.transform.Sequential([GuardIndices(), stock], name="tvm_ext.rocm")
+
+    def finalize() -> Any:
+        return tvm.transform.Sequential([finalize_device(), LinkSync()], name="tvm_ext.rocm_device")
+
+    return _apart_from_merged(passes), finalize_host, finalize
+
+
+def _apart_from_merged(passes: tvm.transform.Pass) -> tvm.transform.Pass:
+    """``passes`` for the functions of a module that were not merged of lowered ones; `lower_merged` for the others."""
+
     def run(mod: IRModule, _context: tvm.transform.PassContext) -> IRModule:
         merged = {gv: func for gv, func in mod.functions_items() if is_merged(func)}
         if not merged:
@@ -95,11 +121,7 @@ def rkernel_pipeline() -> Any:
             result.update(passes(IRModule(others)))
         return result
 
-    def finalize() -> Any:
-        # Behind all of stock TVM's: a function's own thread numbers have no bounds that it could simplify by.
-        return tvm.transform.Sequential([finalize_device(), OutlineRTasks()], name="tvm_ext.rkernels_device")
-
-    return module_pass(run, opt_level=0, name="tvm_ext.rkernels"), finalize_host, finalize
+    return module_pass(run, opt_level=0, name=f"{passes.info.name}_apart")
 
 
 # --- Mathematical functions that stock TVM spells as C does when it writes OpenCL C: ``tanf`` where that is ``tan`` ---
