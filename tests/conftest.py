@@ -32,6 +32,7 @@ os.environ["TVM_EXT_DATABASE"] = "off"  # what was measured on this machine choo
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 quick_imports.leave_out_source_lines()
+quick_imports.start_without_torch()
 
 # Kernels are constructed for a CPU that was written down, so that a test gives the same verdict on every machine.
 DEFAULT_CPU = {"wide": "cpu-epyc-zen5", "narrow": "cpu-cascade-lake-avx2"}
@@ -141,7 +142,7 @@ def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
     """
 
     def run(code: str, *flags: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
-        variables = {**os.environ, "PYTHONPATH": quick_imports.PATH_WITHOUT_TORCH, **environment}
+        variables = {**os.environ, **environment}
         kept = {name: value for name, value in variables.items() if value is not None}
         command = [sys.executable, *flags, "-c", code]
         return subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, check=False, timeout=300)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.quick_imports import PATH_WITHOUT_TORCH
 from tvm_ext.runtime.export import check_seal
 
 LIMIT_S = 60.0
@@ -49,7 +50,7 @@ def run_for(command: Sequence[str], after_s: float | None, *, group: bool = Fals
             folder.mkdir()
         mark = uuid.uuid4().hex
         environment = {
-            **os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folders["temporary"]), _MARK: mark,
+            **os.environ, "PYTHONPATH": PATH_WITHOUT_TORCH, "TMPDIR": str(folders["temporary"]), _MARK: mark,
             "TVM_EXT_CACHE_DIR": str(folders["cache"]), "TVM_EXT_KERNEL_CACHE": "auto",
         }  # fmt: skip
         process = subprocess.Popen(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,7 +89,6 @@ def test_the_build_ends(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=HANGS_AFTER_S,

@@ -6,7 +6,6 @@ Notebooks run every cell of theirs, on smaller models than a reader's; as they a
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.networks import bert
+from tests.support.quick_imports import environment_with_torch
 from tvm_ext.errors import UnsupportedEnvironmentError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,12 +38,6 @@ SMALLER = {
 """What an everyday run puts in the place of a notebook's models, or of a script's."""
 
 
-def environment() -> dict[str, str]:
-    """The tests' environment, in which the package is found whether or not it is installed."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
 def run_script(path: Path, tmp_path: Path, *arguments: str) -> str:
     return run_program(tmp_path, str(path), *arguments)
 
@@ -63,9 +57,7 @@ def _smaller(path: Path) -> str:
 
 def run_program(tmp_path: Path, *arguments: str) -> str:
     command = [sys.executable, *arguments]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=CELL_TIMEOUT_S, check=False
-    )
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=CELL_TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -141,11 +133,10 @@ def test_notebook_runs(path: Path, is_whole: bool, tmp_path: Path, monkeypatch: 
         _require_minilm()
     if path.stem == "torch":
         pytest.importorskip("torch", reason="it exports a module of PyTorch")
+        monkeypatch.setenv("PYTHONPATH", environment_with_torch()["PYTHONPATH"])
     import nbformat
     from nbclient import NotebookClient
 
-    for name, value in environment().items():
-        monkeypatch.setenv(name, value)
     notebook = nbformat.read(path, as_version=4)
     if is_whole:
         monkeypatch.delenv("TVM_EXT_CPU", raising=False)  # the one that stands for this machine: tuning measures

@@ -8,8 +8,21 @@ import types
 from pathlib import Path
 
 _TESTS = Path(__file__).resolve().parents[1]
-PATH_WITHOUT_TORCH = os.pathsep.join((str(_TESTS / "support" / "without_torch"), str(_TESTS.parent)))
+WITHOUT_TORCH = str(_TESTS / "support" / "without_torch")
+PATH_WITHOUT_TORCH = os.pathsep.join((WITHOUT_TORCH, str(_TESTS.parent)))
 """PYTHONPATH of processes that find this source tree and no PyTorch, which TVM would import for two seconds."""
+
+
+def start_without_torch() -> None:
+    """Processes that are started from now on find this source tree, and no PyTorch; this one still does."""
+    before = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*PATH_WITHOUT_TORCH.split(os.pathsep), *before]))
+
+
+def environment_with_torch() -> dict[str, str]:
+    """The environment of processes that need PyTorch."""
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != WITHOUT_TORCH]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def leave_out_source_lines() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.quick_imports import PATH_WITHOUT_TORCH
 from tvm_ext import _autoload, _native
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +39,7 @@ def installed(tmp_path: Path, run_python: Run) -> Run:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tvm-ext\nVersion: 0.1.0\n")
     (metadata / "entry_points.txt").write_text(f"[tvm.backends]\n{entry[1]} = {entry[2]}\n")
     return lambda code, *flags, **environment: run_python(
-        code, *flags, **{"PYTHONPATH": f"{metadata.parent}:{ROOT}", **environment}
+        code, *flags, **{"PYTHONPATH": f"{metadata.parent}:{PATH_WITHOUT_TORCH}", **environment}
     )
 
 

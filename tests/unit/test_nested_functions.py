@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -85,7 +84,6 @@ def test_they_end_and_are_right(cases: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

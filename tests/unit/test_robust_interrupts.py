@@ -24,7 +24,6 @@ from tvm import relax
 
 from tests.attack import libraries
 from tests.attack.interrupts import process_state
-from tests.support.quick_imports import PATH_WITHOUT_TORCH
 from tests.support.small_modules import inputs_of, module_of
 from tvm_ext import errors, relay
 from tvm_ext._tvm import tvm_ffi
@@ -316,7 +315,7 @@ def test_ctrl_c_of_the_command(moment: str, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("out", "cache", "temporary")]
     for folder in folders:
         folder.mkdir()
-    environment = {"TVM_EXT_CACHE_DIR": str(folders[1]), "TMPDIR": str(folders[2]), "PYTHONPATH": PATH_WITHOUT_TORCH}
+    environment = {"TVM_EXT_CACHE_DIR": str(folders[1]), "TMPDIR": str(folders[2])}
     done = subprocess.run(
         [sys.executable, "-c", dedent(COMMAND), moment],
         cwd=tmp_path,

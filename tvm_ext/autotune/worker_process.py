@@ -23,7 +23,11 @@ from .kernel_host import KernelError
 START_LIMIT_S = 120.0
 """Importing TVM takes a second; on a machine that swaps, far longer."""
 
-_CODE = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from tvm_ext.autotune.kernel_worker import main; "
+_CODE = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); sys.modules['torch'] = None; "
+    "from tvm_ext.autotune.kernel_worker import main; del sys.modules['torch']; "
+)
+"""TVM imports PyTorch where it is installed, for two seconds; a worker needs none of it."""
 _SHOWN_CHARACTERS = 300  # a choice: of a worker's last words, what an error message shows
 
 

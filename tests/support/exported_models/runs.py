@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.quick_imports import environment_with_torch
 from tvm_ext.records.serialise import from_json
 
 from .record import PROGRAM, ExportResult, Outcome
@@ -71,7 +72,7 @@ def attempt(arguments: Sequence[str], limit_s: float) -> tuple[Outcome, str]:
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=limit_s,
-            check=False,
+            check=False, env=environment_with_torch(),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return "timed out", f"not done after {limit_s:g} s"

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.quick_imports import WITHOUT_TORCH
 from tests.support.stub_driver import build_stub_driver
 from tvm_ext._tvm import Target
 from tvm_ext.devices.device_db import lookup
@@ -98,8 +99,8 @@ def start_there(folder: Path, tmp_path: Path, log: Path, **driver: int) -> subpr
     """The bundle in a process whose driver is a stub, without PyTorch."""
     stub = build_stub_driver(tmp_path / "stub")
     command = [sys.executable, str(folder / "run.py"), "--backend", "runtime", "--output", str(tmp_path / "out.jsonl")]
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "TVM_EXT_STUB_LOG")}
-    there = {**environment, **stub.environment(log, architecture=80, **driver)}
+    environment = {key: value for key, value in os.environ.items() if key != "TVM_EXT_STUB_LOG"}
+    there = {**environment, "PYTHONPATH": WITHOUT_TORCH, **stub.environment(log, architecture=80, **driver)}
     return subprocess.run(command, env=there, capture_output=True, text=True, timeout=120)
 
 

@@ -24,7 +24,6 @@ from tvm_ext.rammer_runtime import native
 
 ROOT = Path(__file__).resolve().parents[3]
 BENCHMARKS = ROOT / "benchmarks"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def explain(_scripts: None) -> ModuleType:
 def _run(tmp_path: Path, script: str, *arguments: str) -> tuple[dict, str]:
     path = tmp_path / "result.json"
     command = [sys.executable, str(BENCHMARKS / script), *arguments, "--output", str(path)]
-    environment = {**ENVIRONMENT, "OPENBLAS_CORETYPE": "Prescott"}  # no peer may be held back by it
+    environment = {**os.environ, "OPENBLAS_CORETYPE": "Prescott"}  # no peer may be held back by it
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(path.read_text(encoding="utf-8")), done.stdout

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.quick_imports import PATH_WITHOUT_TORCH
 from tests.unit.rammer_runtime.tables import needs_runtime
 
 pytestmark = needs_runtime
@@ -115,7 +114,6 @@ def ends_well(program: str, cores: set[int], folder: Path) -> None:
         [sys.executable, "-c", PREAMBLE + program, str(folder)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": PATH_WITHOUT_TORCH},
         timeout=120,
         check=False,
         preexec_fn=lambda: os.sched_setaffinity(0, cores),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tvm
 
+from tests.support.quick_imports import PATH_WITHOUT_TORCH
 from tests.support.stub_driver import build_stub_driver, stub_events
 from tests.unit.compilers import needs_cc, needs_nvcc
 from tvm_ext.runtime.cuda_source import own_cuda_compiler
@@ -94,7 +95,7 @@ def test_packages_that_others_bring_change_no_verdict(bindings: bool, tmp_path: 
         (package / "__init__.py").write_text("raise ImportError('there is no package cuda')")
     log = tmp_path / "log"
     environment = {**os.environ, **build_stub_driver(tmp_path / "stub").environment(log, architecture=80)}
-    environment["PYTHONPATH"] = os.pathsep.join([str(package.parent), str(ROOT)])
+    environment["PYTHONPATH"] = os.pathsep.join([str(package.parent), PATH_WITHOUT_TORCH])
     command = [sys.executable, "-c", BUILD, str(tmp_path / "model.so")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import pytest
 import tvm
 from tvm import relax
 
-from tests.support.quick_imports import PATH_WITHOUT_TORCH
 from tests.unit.chain_modules import Conv, conv_chain
 from tests.unit.support.cached_builds import build, counts, files, model, run
 from tvm_ext import relay
@@ -285,8 +283,7 @@ print("result", counts(library), run(library).tobytes().hex())
 
 def _start(folder: Path) -> subprocess.Popen[str]:
     code = BUILD.format(folder=str(folder))
-    variables = {**os.environ, "PYTHONPATH": PATH_WITHOUT_TORCH}
-    return subprocess.Popen([sys.executable, "-c", code], env=variables, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 
 
 def _result(process: subprocess.Popen[str]) -> str:
