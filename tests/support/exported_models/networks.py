@@ -135,10 +135,6 @@ def _densenet() -> Any:
     return torchvision_models().DenseNet(growth_rate=16, block_config=(3, 4, 3), num_init_features=32)
 
 
-def _r2plus1d() -> Any:
-    return torchvision_models().video.r2plus1d_18(weights=None)
-
-
 def _recurrent(layer: str, **options: Any) -> Network:
     """A layer of torch itself; its states come out as well."""
 
@@ -185,36 +181,8 @@ NETWORKS: Mapping[str, Network] = {
     "poolformer": image_network(from_timm("poolformer_s12", num_classes=100), "timm"),
     "ghostnet": image_network(from_timm("ghostnet_050", num_classes=100), "timm"),
     "mobilevit": image_network(from_timm("mobilevit_xxs", num_classes=100), "timm"),
-    "inception_v3": image_network(
-        from_torchvision("inception_v3", weights=None, init_weights=False, aux_logits=False), size=107
-    ),
-    "r2plus1d": Network(package="torchvision", make=_r2plus1d, inputs={"pixel_values": (1, 3, 4, 32, 32)}),
-    "edgenext": image_network(from_timm("edgenext_xx_small", num_classes=100), "timm"),
-    "fastvit": image_network(from_timm("fastvit_t8", num_classes=100), "timm"),
-    "xcit": image_network(from_timm("xcit_nano_12_p16_224", img_size=64, num_classes=100), "timm"),
-    "pvt_v2": image_network(from_timm("pvt_v2_b0", num_classes=100), "timm"),
-    "mobilenet_v4": image_network(from_timm("mobilenetv4_conv_small", num_classes=100), "timm"),
-    "resnest": image_network(from_timm("resnest14d", num_classes=100), "timm"),
-    "hrnet": image_network(from_timm("hrnet_w18_small", num_classes=100), "timm"),
     "bert": _text("BertModel", "BertConfig", **_SMALL),
     "roberta": _text("RobertaModel", "RobertaConfig", pad_token_id=0, **_SMALL),
-    "deberta_v2": _text(
-        "DebertaV2Model", "DebertaV2Config", relative_attention=True, position_buckets=16, pos_att_type=["p2c", "c2p"],
-        intermediate_size=512, max_position_embeddings=64, **_SMALL,
-    ),
-    "mpnet": _text("MPNetModel", "MPNetConfig", **_SMALL),
-    "roformer": _text("RoFormerModel", "RoFormerConfig", intermediate_size=512, **_SMALL),
-    "convbert": _text("ConvBertModel", "ConvBertConfig", embedding_size=128, **_SMALL),
-    "bart_encoder": Network(
-        package="transformers",
-        make=from_transformers(
-            "BartModel", "BartConfig", names=tuple(_MASKED), part="encoder", vocab_size=_WORDS, d_model=256,
-            encoder_layers=2, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
-            encoder_ffn_dim=512, decoder_ffn_dim=512, max_position_embeddings=64,
-        ),
-        inputs=_MASKED,
-        below={"input_ids": _WORDS},
-    ),
     "electra": _text("ElectraModel", "ElectraConfig", embedding_size=128, **_SMALL),
     "albert": _text("AlbertModel", "AlbertConfig", embedding_size=64, intermediate_size=512, **_SMALL),
     "distilbert": _text("DistilBertModel", "DistilBertConfig", dim=256, n_heads=4, n_layers=2, hidden_dim=512),
