@@ -13,8 +13,8 @@ from tvm_ext.relay_passes.batching.prove import MixedBatch, ModelAt, batch_axes
 from .partition import Piece
 
 PART_COST = 0.35
-"""What running one part more costs, in elements of a batch: 15 run as 16, and 7 as 4 + 2 + 1, as is quickest for
-ResNet-50. A choice; only what is built has predicted times."""
+"""What running one part more costs, in elements of a batch: 15 run as 16, and 7 as 4 + 2 + 1. A choice, by timings
+of ResNet-50 alone; only what is built has predicted times."""
 
 InputSizes = tuple[tuple[int, ...], ...]
 ModelOf = Callable[[int, Mapping[str, Sequence[int]]], ModelAt]
