@@ -120,6 +120,16 @@ def _transpose() -> tuple[te.Tensor, ...]:
     return x, topi.transpose(x)
 
 
+def _reshape() -> tuple[te.Tensor, ...]:
+    x = placeholder("X", 11, 23)
+    return x, topi.reshape(x, (23, 11))  # divisions: Roller has no rProgram
+
+
+def _power() -> tuple[te.Tensor, ...]:
+    x = placeholder("X", 13, 5)
+    return x, topi.power(topi.abs(x), 1.5)
+
+
 def _softmax_of(x: np.ndarray) -> np.ndarray:
     powers = np.exp(x - x.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
@@ -137,6 +147,8 @@ CASES: dict[str, tuple[Callable[[], tuple[te.Tensor, ...]], Callable[..., np.nda
     "largest of all": (_largest_of_all, lambda x: x.max()),
     "elementwise": (_elementwise, lambda x, y: np.tanh(x + y)),
     "transpose": (_transpose, lambda x: x.T),
+    "reshape": (_reshape, lambda x: x.reshape(23, 11)),
+    "power": (_power, lambda x: np.abs(x) ** 1.5),
 }
 DEVICES = {
     "whole": IPU,

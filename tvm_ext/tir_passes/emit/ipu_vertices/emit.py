@@ -185,7 +185,7 @@ class _TileDeal:
         """All classes, in the order of the stages; `plan` has said what their fields are."""
         parts = [HEADER]
         for stage, program in zip(self.stages, self.programs, strict=True):
-            tiles = " ".join(f"{layer} {tile}" for layer, tile in program.program.tiles)
+            tiles = " ".join(f"{layer} {tile}" for layer, tile in program.program.tiles) if program.program else "none"
             comment = f"{stage.computation.name}: rProgram {tiles}, in vertices of {dict(program.sizes)}"
             parts.append(vertex_text(stage, program.registers, self.fields[stage.name], comment))
         return "".join(parts)

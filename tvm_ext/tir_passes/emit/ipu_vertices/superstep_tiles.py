@@ -59,7 +59,8 @@ class TileRates:
         shape = tuple(register_tile[name] for name in model.names)
         points = prod(ceil_div(e, t) * t for e, t in zip(model.extents, shape, strict=True))
         arithmetic = max(1.0, stage.expr.flops_per_point) / (model.max_compute_gflops() * 1e9)
-        loads = model.traffic_bytes(0, shape) / points / Machine(self.device).rate("L1")
+        once = sum(access.itemsize_bytes for access in stage.expr.accesses)  # also where an index is not affine
+        loads = min(model.traffic_bytes(0, shape) / points, once) / Machine(self.device).rate("L1")
         return max(arithmetic, loads) * self.device.unit_count
 
     def sources(self) -> tuple[str, ...]:
@@ -69,9 +70,9 @@ class TileRates:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TileProgram:
-    """An rProgram of a stage and the ``sizes`` of a vertex to which its tile in local memory has grown."""
+    """The ``sizes`` of a vertex to which the tile of ``program`` in local memory has grown; None: a point has."""
 
-    program: RProgram
+    program: RProgram | None
     sizes: Mapping[str, int]
     registers: Mapping[str, int]
     expected_s: float
@@ -82,20 +83,20 @@ def tile_program(stage: VertexStage, device: DeviceSpec, room_bytes: float, k: i
 
     Raises IllegalRewrite where the smallest vertex takes more.
     """
-    made = [
-        _grown(stage, program, TileRates(device), room_bytes)
-        for program in construct_once(stage.expr, device, k=k).programs
-    ]
+    programs = construct_once(stage.expr, device, k=k).programs or (None,)  # none where an index is not affine
+    made = [_grown(stage, program, TileRates(device), room_bytes) for program in programs]
     found = [tile for tile in made if tile is not None]
     if not found:
         raise IllegalRewrite(f"{stage.computation.name} needs more than {room_bytes / 1024:.0f} KiB of a tile at once")
     return min(found, key=lambda tile: tile.expected_s)
 
 
-def _grown(stage: VertexStage, program: RProgram, rates: TileRates, room_bytes: float) -> TileProgram | None:
+def _grown(stage: VertexStage, program: RProgram | None, rates: TileRates, room_bytes: float) -> TileProgram | None:
     extents = stage.expr.extents
-    sizes = units = {axis: min(size, extents[axis]) for axis, size in program.tile("L1").sizes.items()}
-    registers = {axis: min(size, sizes[axis]) for axis, size in program.tile("L0").sizes.items()}
+    sizes = registers = units = dict.fromkeys(extents, 1)
+    if program is not None:
+        sizes = units = {axis: min(size, extents[axis]) for axis, size in program.tile("L1").sizes.items()}
+        registers = {axis: min(size, sizes[axis]) for axis, size in program.tile("L0").sizes.items()}
     point_s = rates.point_s(stage, registers)
     best = _expected_s(stage, sizes, point_s, rates, room_bytes)
     while best is not None:

@@ -11,7 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from tvm_ext._tvm import Buffer, Expr, IRModule, PrimFunc, Stmt, TensorLoad, Var, ir, tirx, tvm
+from tvm_ext._tvm import (
+    Buffer,
+    Call,
+    Expr,
+    IRModule,
+    PrimFunc,
+    Stmt,
+    TensorLoad,
+    Var,
+    call_pure_extern,
+    ir,
+    structural_map,
+    tirx,
+    tvm,
+)
 from tvm_ext.analysis.computation_exprs import axis_names
 from tvm_ext.analysis.computations import dtype_of, replace_loads, substitute
 from tvm_ext.errors import IllegalRewrite
@@ -34,6 +48,7 @@ from tvm_ext.ir.build_ir import (
     tile_count,
 )
 
+from ...expressions.cut_expressions import name_of
 from ...expressions.exact_floats import keep_floats
 from .stages import VERTEX_TYPES, PointBox, VertexStage
 
@@ -197,6 +212,12 @@ def vertex_text(
     )
 
 
+def _of_math_h(call: Call) -> Expr:
+    """``call`` by its name in C where stock TVM has no rule: absolute values, which hidden constants are, too."""
+    function = {"tirx.fabs": "fabsf", "tirx.exp2": "exp2f"}.get(name_of(call))
+    return call if function is None else call_pure_extern(call.ty, function, *call.args)
+
+
 def _printed(function: PrimFunc, name: str) -> str:
     """``function`` as stock TVM prints it for C, without the headers of its runtime."""
     target = tvm.target.Target({"kind": "c"})
@@ -205,7 +226,8 @@ def _printed(function: PrimFunc, name: str) -> str:
     attributes = {"global_symbol": name, "target": target, "s_tir": True, "tirx.noalias": True}
     mod = IRModule({name: rename_apart(function).with_attrs(attributes)})
     try:
-        mod = tvm.transform.Sequential([*lowered, passes.LowerIntrin()])(mod)
+        made = tvm.transform.Sequential([*lowered, passes.LowerIntrin()])(mod)[name]
+        mod = IRModule({name: made.with_body(structural_map(made.body, (Call, _of_math_h)))})
         text = str(tvm.get_global_func("target.build.c")(mod, target).inspect_source())
     except tvm.error.InternalError as error:
         raise IllegalRewrite(f"stock TVM writes no C for it: {str(error).strip().splitlines()[-1]}") from error
