@@ -149,6 +149,14 @@ def emit_convolution(config: ConvolutionConfig | DepthwiseConfig, epilogue: Epil
     symbol, operand = kernel_symbol(config.name, epilogue), TYPES[config.arithmetic]
     total = "int32_t" if operand == "int8_t" else "float"
     reads, quoted, out = _epilogue(epilogue, "call->k")
+    planes = config.planes if isinstance(config, ConvolutionConfig) else None
+    at_a, at_b, at_d = "((image * call->h + h) * call->w + w) * call->c + c0 + c", "c", "i * call->k + j"
+    if planes is not None:
+        at_a = "((image * call->c + c) * call->h + h) * call->w + w"
+        at_b = "(c * call->r + r) * call->s + s"
+    if isinstance(config, ConvolutionConfig) and config.stores_planes:
+        at_d = "(image * call->k + j) * call->p * call->q + i % (call->p * call->q)"
+    position = "0" if planes is not None else "(r * call->s + s) * channels"
     return f"""{_FUNCTIONS}{convolutions.CONVOLUTION_CALL.once}
 extern "C" int64_t {symbol}_workspace_bytes(ConvolutionCall const* call) {{ return call->split_k > 1 ? 64 : 0; }}
 extern "C" int32_t {symbol}(ConvolutionCall const* call, void* workspace, int64_t bytes, void*) {{
@@ -163,12 +171,13 @@ extern "C" int32_t {symbol}(ConvolutionCall const* call, void* workspace, int64_
           int const h = row * call->stride_h - call->pad_h + r * call->dilation_h;
           int const w = column * call->stride_w - call->pad_w + s * call->dilation_w;
           if (h < 0 || h >= call->h || w < 0 || w >= call->w) continue;
-          auto* a = static_cast<{operand} const*>(call->a) + ((image * call->h + h) * call->w + w) * call->c;
-          auto* b = static_cast<{operand} const*>(call->b) + ((j * call->r + r) * call->s + s) * channels;
-          for (int c = 0; c < channels; ++c) accum += {total}(a[j / filters * channels + c]) * {total}(b[c]);
+          int const c0 = j / filters * channels;
+          auto* a = static_cast<{TYPES[planes.dtype] if planes else operand} const*>(call->a);
+          auto* b = static_cast<{operand} const*>(call->b) + j * call->r * call->s * channels + {position};
+          for (int c = 0; c < channels; ++c) accum += {total}({operand}(a[{at_a}])) * {total}(b[{at_b}]);
         }}
       {reads}
-      static_cast<{out}*>(call->d)[i * call->k + j] = {out}({quoted});
+      static_cast<{out}*>(call->d)[{at_d}] = {out}({quoted});
     }}
   return 0;
 }}

@@ -13,26 +13,41 @@ from typing import Literal
 
 from .gemm import GemmConfig
 
-Iterator = Literal["plain", "optimized", "analytic", "few_channels", "fixed_channels", "bulk"]
+Iterator = Literal["plain", "optimized", "analytic", "few_channels", "fixed_channels", "planes", "bulk"]
 """How a tile finds its pixels. "plain": as rows of a matrix, for filters of one position; "optimized": pointers that
 are stepped, and masks of up to 32 positions each way; "analytic": coordinates computed for each access; "few_channels"
-and "fixed_channels": positions and channels as one dimension, for the first layers; "bulk": sm_90's copy engine."""
+and "fixed_channels": positions and channels as one dimension, for the first layers; "planes": the same out of NCHW;
+"bulk": sm_90's copy engine."""
 Grouping = Literal["none", "single", "multiple"]
 """Of filters: a threadblock's tile is within one group, or is made of some."""
-WINDOWED: tuple[Iterator, ...] = ("few_channels", "fixed_channels")
+WINDOWED: tuple[Iterator, ...] = ("few_channels", "fixed_channels", "planes")
 """Iterators that step over positions and channels together, and so cannot have the channels split."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanesRead:
+    """What the iterator "planes" reads: activations of ``dtype``, ``run`` columns of a window at a time."""
+
+    dtype: str
+    run: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvolutionConfig:
     """A template of a convolution: the product's ``tile``, and how it reads pixels.
 
-    The tile's ``split_k`` is of the channels, and an argument at run time but for the iterator "plain".
+    With ``stores_planes`` the result is NCHW. The tile's ``split_k`` is of the channels, and an argument at run time
+    but for the iterator "plain".
     """
 
     tile: GemmConfig
     iterator: Iterator
     grouping: Grouping = "none"
+    planes: PlanesRead | None = None
+    stores_planes: bool = False
+
+    def __post_init__(self) -> None:
+        assert (self.planes is None) == (self.iterator != "planes")
 
     @property
     def name(self) -> str:
@@ -40,7 +55,10 @@ class ConvolutionConfig:
         if self.iterator == "plain":
             return f"conv2d_{self.tile.name}"
         one = self.tile.with_split(1).name.removeprefix("gemm_")
-        return "_".join(["conv2d", self.iterator, *([self.grouping] if self.grouping != "none" else []), one])
+        parts = [self.grouping] if self.grouping != "none" else []
+        parts += [f"{self.planes.dtype}_run{self.planes.run}"] if self.planes is not None else []
+        parts += ["to_planes"] if self.stores_planes else []
+        return "_".join(["conv2d", self.iterator, *parts, one])
 
     @property
     def arithmetic(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import gcd
 
 from tvm_ext.devices.capabilities import BULK_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
@@ -17,7 +18,7 @@ from tvm_ext.records.partition import CutlassProblem, CutlassRegion, ImplicitWin
 from tvm_ext.support.arithmetic import ceil_div
 
 from . import emit_convolution, products
-from .convolution import WINDOWED, ConvolutionConfig
+from .convolution import WINDOWED, ConvolutionConfig, PlanesRead
 from .convolution import Iterator as Reader
 from .epilogue import Epilogue
 from .family import Config, PredictedTime, TemplateFamily
@@ -28,13 +29,23 @@ from .products import SPLITS, ProductFamily
 
 _FEW = 8  # channels of one access of halves, 16 bytes: of more the other iterators' accesses are as wide
 _INSTRUCTIONS: dict[Reader, int] = {
-    "plain": 4, "optimized": 6, "analytic": 24, "few_channels": 40, "fixed_channels": 30, "bulk": 0
+    "plain": 4, "optimized": 6, "analytic": 24, "few_channels": 40, "fixed_channels": 30, "planes": 50, "bulk": 0
 }  # fmt: skip
 """Of a thread for one access, counted in the iterators' sources: pointers stepped under a mask, or coordinates divided
-out, compared with the extents and multiplied by the strides."""
+out, compared with the extents and multiplied by the strides. Of planes each element has a load of its own."""
+_RUN_INSTRUCTIONS = 8
+"""For one run of columns in an access of planes: its channel and row are found, and compared with the extents."""
+WIDEST_RUN = 8
+"""Columns of a window in one access of halves, 16 bytes."""
 MASK_POSITIONS = 32
 """Positions of a filter each way that the optimized iterator's masks have bits for."""
-_ITERATOR_REGISTERS: dict[Reader, int] = {"optimized": 20, "analytic": 24, "few_channels": 40, "fixed_channels": 32}
+_ITERATOR_REGISTERS: dict[Reader, int] = {
+    "optimized": 20,
+    "analytic": 24,
+    "few_channels": 40,
+    "fixed_channels": 32,
+    "planes": 28,
+}
 """Pointers, masks and coordinates of both operands, about, by ptxas' counts for the kernels of the tests."""
 _MOST_BYTES = 2**31  # of a tensor: device/implicit_gemm_convolution.h, can_implement
 _MOST_PADDING = 256  # of two spatial axes: sm90_implicit_gemm_gmma_ss_warpspecialized.hpp, can_implement
@@ -81,13 +92,20 @@ class ConvolutionFamily(WindowFamily[ConvolutionConfig]):
         self.product = ProductFamily(problem, device, epilogue)
 
     def candidates(self) -> Iterator[ConvolutionConfig]:
+        if self.window.planes_of:
+            planes = PlanesRead(dtype=self.window.planes_of, run=gcd(self.window.filter_extents[1], WIDEST_RUN))
+            for tile in self.product.pipelined_tiles():
+                yield ConvolutionConfig(
+                    tile=tile, iterator="planes", planes=planes, stores_planes=self.window.stores_planes
+                )
+            return
         narrow = self.problem.operands[0].alignment * self.multiplier.bits < SMALLEST_ASYNC_COPY_BITS
         for tile in (*self.product.candidates(), *(self.product.two_stage_tiles() if narrow else ())):
             if tile.generation == "2.x":
                 yield from self._window_configs(tile)
-            if self.window.is_plain:
+            if self.window.is_plain and not self.window.stores_planes:
                 yield ConvolutionConfig(tile=tile, iterator="plain")
-        if has(self.device, BULK_COPIES_SINCE):
+        if has(self.device, BULK_COPIES_SINCE) and not self.window.stores_planes:
             for tile in self.product.collective_tiles(("single",)):
                 yield ConvolutionConfig(tile=tile, iterator="bulk")
 
@@ -121,7 +139,7 @@ class ConvolutionFamily(WindowFamily[ConvolutionConfig]):
             return ceil_div(ceil_div(channels, k), config.split)
         if config.iterator == "fixed_channels":
             return ceil_div(window.positions, max(1, k // channels))
-        if config.iterator == "few_channels":
+        if config.iterator in ("few_channels", "planes"):
             return ceil_div(window.positions * channels, k)
         groups = config.tile.threadblock[1] // self.group_filters if config.grouping == "multiple" else 1
         return window.positions * ceil_div(ceil_div(channels, config.split), k) * max(1, groups)
@@ -136,8 +154,15 @@ class ConvolutionFamily(WindowFamily[ConvolutionConfig]):
         if peak is None:
             return 0.0
         m, n, k = config.tile.threadblock
-        accesses = m * k / config.tile.alignment_a + n * k / config.tile.alignment_b
-        return accesses * _INSTRUCTIONS[config.iterator] / (peak / 2 / self.device.unit_count * 1e3)
+        accesses = [m * k / config.tile.alignment_a, n * k / config.tile.alignment_b]
+        instructions = [_INSTRUCTIONS[config.iterator]] * 2
+        if config.planes is not None:
+            instructions = [
+                instructions[0] + _RUN_INSTRUCTIONS * config.tile.alignment_a // config.planes.run,
+                _INSTRUCTIONS["few_channels"],
+            ]
+        issued = sum(count * each for count, each in zip(accesses, instructions, strict=True))
+        return issued / (peak / 2 / self.device.unit_count * 1e3)
 
     def preference(self, config: ConvolutionConfig) -> tuple[int, int]:
         return products.roomy(config.tile)
@@ -187,10 +212,9 @@ class ConvolutionFamily(WindowFamily[ConvolutionConfig]):
             yield ConvolutionConfig(tile=tile, iterator=stepped, grouping="single")
             yield ConvolutionConfig(tile=tile, iterator="analytic", grouping="multiple")
             return
-        yield ConvolutionConfig(tile=tile, iterator=stepped)
-        if self.window.channels <= _FEW:
-            yield ConvolutionConfig(tile=tile, iterator="few_channels")
-            yield ConvolutionConfig(tile=tile, iterator="fixed_channels")
+        few: tuple[Reader, ...] = ("few_channels", "fixed_channels") if self.window.channels <= _FEW else ()
+        for iterator in (stepped, *few):
+            yield ConvolutionConfig(tile=tile, iterator=iterator, stores_planes=self.window.stores_planes)
 
     def _why_wrong_groups(self, config: ConvolutionConfig) -> str | None:
         """device/implicit_gemm_convolution.h, can_implement."""
@@ -224,6 +248,8 @@ def _why_wrong_generation(config: ConvolutionConfig) -> str | None:
 
 def _why_wrong_iterator(config: ConvolutionConfig, window: ImplicitWindow) -> str | None:
     """conv2d_fprop_activation_tile_access_iterator_*.h."""
+    if (config.iterator == "planes", config.stores_planes) != (bool(window.planes_of), window.stores_planes):
+        return "a template reads and stores either NHWC or NCHW"
     if config.iterator == "plain" and not window.is_plain:
         return "only filters of one position, with neither strides nor padding, are plain matrix products"
     if config.iterator == "optimized" and max(window.filter_extents) > MASK_POSITIONS:
@@ -278,4 +304,5 @@ def _registers(config: ConvolutionConfig, threads: int) -> int:
     staged = (m + n) * k * bits // 32 // threads if config.tile.stages == 2 else 0
     pieces, narrower = m * k * bits // ACCESS_BITS // threads, ACCESS_BITS // bits // config.tile.alignment_a
     masks = 2 * pieces * (narrower - 1) if config.iterator == "optimized" and not config.tile.is_simt else 0
+    masks += 3 * pieces if config.iterator == "planes" else 0  # where each piece's window begins: h, w, address
     return thread_registers(config.tile) + _ITERATOR_REGISTERS[config.iterator] + staged + masks

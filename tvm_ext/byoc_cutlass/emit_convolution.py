@@ -69,6 +69,8 @@ _INCLUDES = {
     ),
 }
 _JOINED = own_header("implicit")
+_PLANES = own_header("planes")
+"""What reads and stores NCHW."""
 """The kernel that joins what CUTLASS's convolutions are made of (tiles, iterators, the loop) to a visitor tree: CUTLASS
 4.2 has these trees for 2.x matrix products and for collectives alone."""
 _ALGORITHMS = {
@@ -76,6 +78,7 @@ _ALGORITHMS = {
     "analytic": "kAnalytic",
     "few_channels": "kFewChannels",
     "fixed_channels": "kFixedChannels",
+    "planes": "kFewChannels",
 }
 
 
@@ -85,7 +88,8 @@ def emit_convolution(config: ConvolutionConfig, epilogue: Epilogue) -> str:
     if config.iterator == "bulk":
         body, functions, fits = _bulk(config, epilogue), OWN_FUNCTIONS, _FITS_BULK
     else:
-        body, functions, fits = _implicit(config, epilogue), own_functions(epilogue) + _JOINED, FITS
+        planes = _PLANES if config.planes is not None or config.stores_planes else ""
+        body, functions, fits = _implicit(config, epilogue), own_functions(epilogue) + _JOINED + planes, FITS
     tfloat32 = config.arithmetic == "tfloat32" and config.iterator != "bulk"  # matrix products' templates know without
     return convolution_text(
         config, epilogue, includes=_INCLUDES[config.tile.generation], functions=functions, body=body, fits=fits,
@@ -152,7 +156,8 @@ def _implicit(config: ConvolutionConfig, epilogue: Epilogue) -> str:
     assert tile.warp is not None
     assert tile.instruction is not None
     arithmetic = multiplier(tile.arithmetic)
-    tree = visitor_tree(epilogue, arithmetic.accumulator, "2.x")
+    tree = visitor_tree(epilogue, arithmetic.accumulator, "2.x", planes=config.stores_planes)
+    alignments = (tile.alignment_a, tile.alignment_b) if config.planes is None else (1, 1)
     space = f"{kernel_symbol(config.name, epilogue)}_template"
     grouped = config.grouping != "none"
     mode = f"cutlass::conv::GroupMode::k{config.grouping.capitalize()}Group, " if grouped else ""
@@ -162,13 +167,15 @@ using InstructionShape = {gemm_shape(tile.instruction)};
 using Swizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<{tile.swizzle}>;
 constexpr int AlignmentOut = {tile.alignment_d};
 
-using Plain = typename cutlass::conv::kernel::DefaultConv2d{"Group" if grouped else ""}Fprop<
+using Template = cutlass::conv::kernel::DefaultConv2d{"Group" if grouped else ""}Fprop<
     ElementA, Layout, ElementB, Layout, ElementOut, Layout, ElementSum,
     cutlass::arch::{"OpClassSimt" if tile.is_simt else "OpClassTensorOp"}, cutlass::arch::Sm{tile.architecture},
     ThreadblockShape, WarpShape, InstructionShape,
     cutlass::epilogue::thread::LinearCombination<ElementOut, AlignmentOut, ElementSum, float>, Swizzle, {tile.stages},
     Operator, {mode}cutlass::conv::IteratorAlgorithm::{_ALGORITHMS[config.iterator]},
-    cutlass::conv::StrideSupport::kStrided, {tile.alignment_a}, {tile.alignment_b}>::Kernel;
+    cutlass::conv::StrideSupport::kStrided, {alignments[0]}, {alignments[1]}>;
+using Plain = typename Template::Kernel;
+{_main_loop(config)}
 
 // A warp shape of our own has a thread map of our own: that of the template's epilogue, which visitors follow.
 struct PlainWarpShape : WarpShape {{}};
@@ -179,7 +186,8 @@ using OutputTileThreadMap = cutlass::epilogue::threadblock::OutputTileThreadLayo
 {tree.declarations}
 
 using Kernel = tvm_ext::ConvolutionWithVisitor<
-    Plain, cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<typename Plain::Epilogue, {tree.name}, 1>>;
+    Plain, cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<typename Plain::Epilogue, {tree.name}, 1>,
+    MainLoop>;
 using Convolution = tvm_ext::ConvolutionLaunch<Plain, Kernel>;
 
 {PROBLEM}
@@ -194,6 +202,23 @@ typename Convolution::Arguments make_arguments(ConvolutionCall const& call) {{
           epilogue}};
 }}
 """
+
+
+def _main_loop(config: ConvolutionConfig) -> str:
+    """C++ of the main loop: the template's own, or with an iterator that reads planes. Filters lie depth by depth."""
+    if config.planes is None:
+        return "using MainLoop = typename Plain::Mma;"
+    return f"""using MainLoop = cutlass::conv::threadblock::ImplicitGemmPipelined<
+    ThreadblockShape,
+    tvm_ext::PlanesTileIterator<
+        cutlass::MatrixShape<ThreadblockShape::kM, ThreadblockShape::kK>, ElementA, {ELEMENTS[config.planes.dtype].cpp},
+        typename Template::ThreadMapA, {config.planes.run}>,
+    typename Template::SmemIteratorA,
+    cutlass::conv::threadblock::TileIterator<
+        cutlass::conv::threadblock::Conv2dFpropFilterTileAccessIteratorFewChannels<
+            cutlass::MatrixShape<ThreadblockShape::kK, ThreadblockShape::kN>, ElementB, Layout,
+            typename Template::ThreadMapB, cutlass::AlignedArray<ElementB, {config.tile.alignment_b}>>>,
+    typename Template::SmemIteratorB, ElementOut, Layout, typename Template::MmaPolicy>;"""
 
 
 # --- 3.x -------------------------------------------------------------------------------------------------------------

@@ -102,11 +102,18 @@ class VisitorTree:
 
 @functools.lru_cache(maxsize=256)
 def visitor_tree(
-    epilogue: Epilogue, accumulator: str, generation: Generation, *, batched: bool = False, source: int | None = None
+    epilogue: Epilogue,
+    accumulator: str,
+    generation: Generation,
+    *,
+    batched: bool = False,
+    source: int | None = None,
+    planes: bool = False,
 ) -> VisitorTree:
     """The visitor tree of ``epilogue`` over sums of type ``accumulator``; ``batched``: of several products.
 
-    ``source`` is the operand, a whole matrix, that a 3.x template loads itself, as its tensor C.
+    ``source`` is the operand, a whole matrix, that a 3.x template loads itself, as its tensor C. With ``planes`` a
+    convolution's result is stored NCHW (``planes.cuh``).
 
     Raises UnsupportedEnvironmentError where the package is absent or of another version.
     """
@@ -117,11 +124,16 @@ def visitor_tree(
     callbacks = emitter.FusionCallbacks(graph, frontend.cc, emit_CD=generation == "2.x")
     _put_own_functions(graph, frontend.own)
     declarations, name = callbacks.emit()
-    arguments = _Arguments(epilogue, frontend.constants, batched=batched).of_graph(graph)
+    argument = _Arguments(epilogue, frontend.constants, batched=batched)
+    if planes:
+        argument.store = "{d, call.p * call.q, call.k}"
+    arguments = argument.of_graph(graph)
     top = graph.nodes_topological_order()[-1] if generation == "2.x" else graph.get_all_inputs("D")[0]
     declarations = declarations.strip().replace(">,\n    >", ">\n    >")  # no comma before what closes a list
     for library, kept in _NAN_KEEPING.items():
         declarations = re.sub(rf"{library}\b", kept, declarations)
+    if planes:
+        declarations = declarations.replace("cutlass::epilogue::threadblock::VisitorAuxStore<", "tvm_ext::PlanesStore<")
     return VisitorTree(declarations=declarations, name=name, argument=arguments[top])
 
 

@@ -2,8 +2,9 @@ namespace tvm_ext {
 
 // A convolution of CUTLASS's (its tiles, main loop and iterators) with a visitor tree behind it. The slices that
 // channels are split into add up their sums in order, in the workspace; the last one has the tree visit them.
-template <class Plain, class Epilogue_> struct ConvolutionWithVisitor {
-  using Mma = typename Plain::Mma;
+// `Mma_` is a main loop with iterators of ours, in place of the template's.
+template <class Plain, class Epilogue_, class Mma_ = typename Plain::Mma> struct ConvolutionWithVisitor {
+  using Mma = Mma_;
   using Epilogue = Epilogue_;
   using Callbacks = typename Epilogue::FusionCallbacks;
   using Swizzle = typename Plain::ThreadblockSwizzle;

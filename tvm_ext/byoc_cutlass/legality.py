@@ -94,8 +94,8 @@ class ProductRules(TemplateFamily[GemmConfig]):
 
     def _why_wrong_stages(self, config: GemmConfig) -> str | None:
         """mma_pipelined.h has two stages, mma_multistage.h needs cp.async and is chosen for three or more."""
-        if has(self.device, ASYNC_COPIES_SINCE) and config.architecture >= 80:
-            return None if config.stages >= 3 else "a multistage template has at least 3 stages"
+        if has(self.device, ASYNC_COPIES_SINCE) and config.architecture >= 80 and config.stages != 2:
+            return None if config.stages >= 3 else "a template has at least 2 stages"
         return None if config.stages == 2 else "without asynchronous copies a template has 2 stages"
 
     def _why_wrong_warps(self, config: GemmConfig) -> str | None:

@@ -132,6 +132,8 @@ class PairFamily(TemplateFamily[PairConfig]):
         if (head.rows, head.columns) != (tail.rows, tail.depth):
             made = f"{head.rows} x {head.columns}"
             yield f"{made} is not the first factor of the second product, {tail.rows} x {tail.depth}"
+        if any(part.window is not None and part.window.changes_layout for part in (head, tail)):
+            yield "the templates for pairs neither read nor store NCHW"
         if max(head.batch, tail.batch) > 1 or (window and window.groups > 1):
             yield "the templates have neither batches nor groups"
         if head.orders[0] == "column" or head.orders != tail.orders:

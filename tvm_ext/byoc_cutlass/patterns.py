@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from tvm_ext._tvm import Call, Expr, Node, Var, relax
@@ -15,6 +15,7 @@ from tvm_ext.records.partition import REDUCTION_STEPS, CutlassProblem, CutlassRe
 
 from .epilogues import FUNCTORS, REDUCTIONS, Cut, EpilogueGrowth
 from .graph_values import GraphValues
+from .layout_changes import PlanesSource, pays, reading_planes, source_of, storing_planes, transposed_result
 from .matmul_problems import transposed_source
 from .support import ANCHORS, MATMUL, problem_of
 
@@ -35,6 +36,7 @@ class Region:
     record: CutlassRegion
     members: tuple[Var, ...]
     operands: tuple[Expr, ...]
+    source: PlanesSource | None = None  # of a first factor in NCHW
 
     @property
     def result(self) -> Var:
@@ -67,8 +69,30 @@ def regions_of(values: GraphValues, device: DeviceSpec) -> Regions:
         region = _region(growth, factors, problem, values, device)
         regions.taken.append(region)
         owner.update(dict.fromkeys(region.members, region))
+    regions.taken = [_with_layout_changes(region, values, device) for region in regions.taken]
     regions.refused += _nested(values)
     return regions
+
+
+def _with_layout_changes(region: Region, values: GraphValues, device: DeviceSpec) -> Region:
+    """The region with the transpositions beside it where it is a network's first or last convolution and that pays."""
+    if region.record.problem.window is None:
+        return region
+    call = values.bindings[region.members[0]]
+    source = source_of(call, values)
+    if source is not None:
+        changed = reading_planes(region.record, source)
+        if pays(changed, region.record, (source.planes, call.args[0]), device):
+            places = dict(zip(region.record.factors, (source.planes, source.weight), strict=True))
+            operands = tuple(places.get(i, operand) for i, operand in enumerate(region.operands))
+            members = (*source.skipped, *region.members)
+            region = Region(record=changed, members=members, operands=operands, source=source)
+    transposed = transposed_result(region.result, region.record, values)
+    if transposed is not None:
+        changed = storing_planes(region.record, transposed)
+        if pays(changed, region.record, (region.result, transposed), device):
+            region = replace(region, record=changed, members=(*region.members, transposed))
+    return region
 
 
 def _nested(values: GraphValues) -> list[CutlassRefusal]:

@@ -118,6 +118,12 @@ class ProductFamily(ProductClock):
             return 89
         return 80 if has(self.device, ASYNC_COPIES_SINCE) else 75
 
+    def pipelined_tiles(self) -> Iterator[GemmConfig]:
+        """With the newest instruction, but two stages, whose threads load what they like in place of copying it."""
+        known = [shape for since, shape in self.multiplier.instructions if has(self.device, since)]
+        if known:
+            yield from self._warp_tiles(self._architecture, known[-1], (2,))
+
     def two_stage_tiles(self) -> Iterator[GemmConfig]:
         """sm_75's templates for a newer device, which copy elements that are too narrow for asynchronous copies."""
         known = self.multiplier.instructions

@@ -18,7 +18,7 @@ from typing import Protocol
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial, TrialOutcome, TrialStore, Verdict
-from tvm_ext.records.partition import LINK, CutlassProblem, CutlassProfile, CutlassRegion, MatrixLayout
+from tvm_ext.records.partition import LINK, CutlassProblem, CutlassProfile, CutlassRegion, ImplicitWindow, MatrixLayout
 from tvm_ext.records.serialise import to_json
 
 from .elements import ELEMENTS
@@ -62,7 +62,7 @@ def workload_of(region: CutlassRegion, device: DeviceSpec, versions: Versions) -
     return MeasuredWorkload(
         kind=KIND,
         structure=_structure(region),
-        layout="NHWC,OHWI" if problem.window is not None else f"{first.order},{second.order}",
+        layout=layout_of(problem.window) if problem.window is not None else f"{first.order},{second.order}",
         dtype=",".join((*problem.dtypes[:2], last.out_dtype)),
         device=device.name,
         instructions=architecture_of(device),
@@ -127,12 +127,19 @@ def buffers_of(region: CutlassRegion) -> list[tuple[str, int]]:
 def _needs(region: CutlassRegion) -> Iterator[tuple[int, str, int]]:
     """Place, type and elements of each tensor that one product and its epilogue read."""
     problem, (epilogue, parameters) = region.problem, shared_epilogue(region)
-    for parameter, dtype, elements in zip(region.factors, problem.dtypes, _factor_elements(problem), strict=False):
+    dtypes = (problem.window.planes_of if problem.window else "") or problem.dtypes[0], problem.dtypes[1]
+    for parameter, dtype, elements in zip(region.factors, dtypes, _factor_elements(problem), strict=True):
         if parameter != LINK:
             yield parameter, dtype, elements
     for parameter, operand, original in zip(parameters, epilogue.operands, region.operands, strict=True):
         elements = prod(operand.shape(problem.rows, problem.columns))
         yield parameter, operand.dtype, elements + (problem.batch - 1) * original.batch_stride
+
+
+def layout_of(window: ImplicitWindow) -> str:
+    """Of a convolution's activations and filters, and of its result where that is another."""
+    read = f"NCHW {window.planes_of},OIHW" if window.planes_of else "NHWC,OHWI"
+    return f"{read},NCHW" if window.stores_planes else read
 
 
 def _factor_elements(problem: CutlassProblem) -> tuple[int, int]:

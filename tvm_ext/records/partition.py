@@ -64,7 +64,9 @@ class MatrixLayout:
 class ImplicitWindow:
     """A two-dimensional NHWC convolution with OHWI filters; pads are those at the top and on the left.
 
-    What is padded at the bottom and on the right follows from the output's extents.
+    What is padded at the bottom and on the right follows from the output's extents. With ``planes_of`` the kernel reads
+    NCHW activations of that type, and filters that lie (filter, channel, row, column); ``stores_planes``: its result is
+    NCHW (Bolt §3.2.3).
     """
 
     input_extents: tuple[int, int, int, int]  # n, h, w, c
@@ -74,6 +76,12 @@ class ImplicitWindow:
     strides: tuple[int, int]
     dilation: tuple[int, int]
     groups: int
+    planes_of: str = ""
+    stores_planes: bool = False
+
+    @property
+    def changes_layout(self) -> bool:
+        return bool(self.planes_of) or self.stores_planes
 
     @property
     def numbers(self) -> tuple[int, ...]:

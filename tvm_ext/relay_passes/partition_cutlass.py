@@ -20,8 +20,9 @@ from tvm_ext._tvm import (
     module_pass,
     relax,
 )
-from tvm_ext.analysis.relax_values import is_graph, is_tensor
+from tvm_ext.analysis.relax_values import dtype_of, is_graph, is_tensor
 from tvm_ext.byoc_cutlass.graph_values import GraphValues
+from tvm_ext.byoc_cutlass.layout_changes import TO_NHWC, PlanesSource
 from tvm_ext.byoc_cutlass.patterns import Region, regions_of
 from tvm_ext.byoc_cutlass.support import attention_left, norms_left
 from tvm_ext.devices.hal import DeviceSpec
@@ -88,14 +89,35 @@ def _call(region: Region, values: GraphValues, builder: BlockBuilder) -> Call:
     """The call of the region's function, which is added to the module."""
 
     def steps(new: dict[Expr, Expr]) -> list[VarBinding]:
-        bindings = []
-        for member in region.members:
+        bindings = [] if region.source is None else _read_planes(region.source, region, new, values, builder)
+        for member in region.members[len(region.source.skipped) if region.source is not None else 0 :]:
             new[member] = (Var if member == region.result else DataflowVar)(member.name, member.ty)
             bindings.append(VarBinding(new[member], _move(member, new, values)))
         return bindings
 
     inner = new_composite(region.record, region.operands, steps)
     return call_of_composite(inner, region.operands, region.record.pattern, builder)
+
+
+def _read_planes(
+    source: PlanesSource, region: Region, new: dict[Expr, Expr], values: GraphValues, builder: BlockBuilder
+) -> list[VarBinding]:
+    """What a kernel does itself that reads planes: the operators that make of them what the convolution is given."""
+    call = values.bindings[region.members[len(source.skipped)]]
+    steps: list[VarBinding] = []
+
+    def step(value: Expr, name: str) -> Expr:
+        value = builder.normalize(value)
+        steps.append(VarBinding(DataflowVar(name, value.ty), value))
+        return steps[-1].var
+
+    pixels, dtype = new[source.planes], dtype_of(call.args[0])
+    if dtype_of(source.planes) != dtype:
+        pixels = step(relax.op.astype(pixels, dtype), "rounded")
+    filters = step(relax.op.strided_slice(new[source.weight], [3], [0], [source.columns]), "filters")
+    new[call.args[0]] = step(relax.op.permute_dims(pixels, TO_NHWC), "pixels")
+    new[call.args[1]] = step(relax.op.permute_dims(filters, TO_NHWC), "filters_ohwi")
+    return steps
 
 
 def _move(member: Var, new: Mapping[Expr, Expr], values: GraphValues) -> Call:

@@ -153,6 +153,18 @@ def convolved(
     return module_of([x, w, *others], value)
 
 
+def planes(
+    shape: tuple[int, ...], filters: tuple[int, ...], *, dtype: str = "float16", last: bool = False, **options: Any
+) -> Any:
+    """A convolution of an image in NCHW with constant filters, between the transpositions that it runs NHWC by."""
+    (x,) = inputs_of(shape, dtype=dtype)
+    weight = np.random.default_rng(7).standard_normal(filters).astype("float16")
+    value = op.permute_dims(x if dtype == "float16" else op.astype(x, "float16"), [0, 2, 3, 1])
+    layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
+    value = op.nn.relu(op.nn.conv2d(value, relax.const(weight), **layouts, **options))
+    return module_of([x], op.permute_dims(value, [0, 3, 1, 2]) if last else value)
+
+
 CONVOLUTIONS: dict[str, Callable[[], Any]] = {
     "window": lambda: convolved((2, 9, 8, 16), (24, 3, 3, 16), padding=1),
     "stride, dilation, one-sided padding": lambda: convolved(
@@ -167,6 +179,10 @@ CONVOLUTIONS: dict[str, Callable[[], Any]] = {
     ),
     "one position, strided": lambda: convolved((2, 9, 8, 32), (24, 1, 1, 32), strides=2),
     "first layer": lambda: convolved((2, 16, 16, 3), (24, 7, 7, 3), op.nn.relu, strides=2, padding=3),
+    "planes, 7x7": lambda: planes((2, 3, 18, 17), (24, 7, 7, 3), strides=2, padding=3),
+    "planes, 3x3 dilated": lambda: planes((2, 3, 18, 17), (24, 3, 3, 3), padding=2, dilation=2),
+    "planes of float32": lambda: planes((1, 3, 12, 12), (16, 5, 5, 3), dtype="float32", padding=2),
+    "planes to planes": lambda: planes((2, 4, 9, 8), (16, 1, 1, 4), last=True),
     "groups": lambda: convolved((2, 9, 8, 64), (64, 3, 3, 8), groups=8, padding=1),
     "depthwise": lambda: convolved(
         (2, 9, 8, 32), (32, 3, 3, 1), lambda v, b: op.nn.relu(op.add(v, b)), others=[given(32)], groups=32, padding=1,
