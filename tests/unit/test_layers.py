@@ -78,6 +78,7 @@ PASS_MAKERS = {"module_pass", "prim_func_pass", "relax_function_pass"}
 ENVIRONMENT_READERS = {
     "options": "the one place that reads the environment",
     "tests.support.opencl_cpu": "tells OpenCL's loader where a driver is, unless the user has",
+    "tests.support.quick_imports": "extends the path of the processes that tests start",
 }
 
 

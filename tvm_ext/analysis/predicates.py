@@ -16,6 +16,12 @@ def is_in(item: Buffer | Var, items: Sequence[Buffer] | Sequence[Var]) -> bool:
     return any(item.same_as(other) for other in items)
 
 
+def reads_memory(value: Expr) -> bool:
+    found: list[Any] = []
+    structural_walk(value, (TensorLoad, found.append))
+    return bool(found)
+
+
 def has_call(computation: Computation, *, besides_if_then_else: bool = False) -> bool:
     """Whether the computation's value calls a function, so that computing it twice costs more than storing it."""
     found: list[Any] = []

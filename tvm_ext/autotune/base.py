@@ -7,12 +7,12 @@ kept, so that a base and the database that it was made of do not count twice whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tvm_ext.analysis.tile_workload import KERNELS
-from tvm_ext.records.measurement import MeasuredWorkload, Trial
+from tvm_ext.records.measurement import Trial
 from tvm_ext.support.files import write_atomically
 
 from .choose import CONFIRMATIONS, choose_tuned
@@ -39,16 +39,12 @@ def make_base(database: MeasurementDatabase, path: Path) -> MadeBase:
     for workload in database.workloads().values():
         trials = _worth_keeping(database.trials(workload)) if workload.kind in KERNELS else ()
         if trials:
-            lines.append(_line(workload, trials))
+            lines.append(f"{to_base_line(workload, trials)}\n")
         elif workload.kind in KERNELS:
             left_out += 1
     content = "".join(sorted(lines)).encode()
     write_atomically(path, content)
     return MadeBase(kept=len(lines), left_out=left_out, size_bytes=len(content))
-
-
-def _line(workload: MeasuredWorkload, trials: Iterable[Trial]) -> str:
-    return f"{to_base_line(workload, trials)}\n"
 
 
 def _worth_keeping(trials: Sequence[Trial]) -> tuple[Trial, ...]:

@@ -16,10 +16,10 @@ import platform
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from tvm_ext import options
+from tvm_ext._environment import installed_version
 from tvm_ext._tvm import tvm_ffi
 
 AFFINITY_KEY = "session.intra_op_thread_affinities"
@@ -170,15 +170,8 @@ def _processor_name(cpuinfo: Path) -> str:
 
 
 def _versions() -> list[tuple[str, str]]:
-    found = [(package, _version(package)) for package in _PACKAGES]
+    found = [(package, installed_version(package)) for package in _PACKAGES]
     return [(package, version) for package, version in found if version is not None]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _commit(checkout: Path) -> str | None:

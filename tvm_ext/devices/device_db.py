@@ -295,7 +295,7 @@ def _cpu_device(target: Target) -> tuple[DeviceSpec, Target]:
     cores = _core_count(attributes)
     host = read_cpu_info()
     explicit = [key for key in ("mcpu", "mattr") if key in attributes]
-    foreign = not _is_native_triple(str(attributes.get("mtriple", "")), host.machine)
+    foreign = _architecture(str(attributes.get("mtriple", ""))) not in ("", host.machine)
     if not explicit and not foreign:
         spec = host_cpu(unit_count=cores)
         return spec, _merge_host(target, attributes, spec)
@@ -312,10 +312,6 @@ def _core_count(attributes: dict[str, Any]) -> int | None:
     if cores is not None and int(cores) < 1:
         raise TargetError(f"target option num-cores is {int(cores)}.", "give a number from 1 up, or leave it out")
     return None if cores is None else int(cores)
-
-
-def _is_native_triple(triple: str, machine: str) -> bool:
-    return _architecture(triple) in ("", machine)
 
 
 def _architecture(triple: str) -> str:

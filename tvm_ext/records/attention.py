@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from .serialise import to_json
+from .tuning import SearchedTiles
 
 ATTENTION = "tvm_ext.attention"
 """PrimFunc attribute: the `Attention` that the function computes, as JSON."""
@@ -122,7 +122,7 @@ itself, or all keys and values once, before the tasks.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionTiles:
+class AttentionTiles(SearchedTiles):
     """How a CPU kernel divides an attention; queries lie in the lanes of SIMD registers.
 
     A task has ``query_vectors`` registers of ``lanes`` queries and goes over the keys in blocks of ``key_block``. The
@@ -141,11 +141,6 @@ class AttentionTiles:
     @property
     def query_block(self) -> int:
         return self.lanes * self.query_vectors
-
-    @property
-    def configuration(self) -> str:
-        """By which a store of measurements knows it."""
-        return to_json(self)
 
     def __str__(self) -> str:
         return (

@@ -8,8 +8,19 @@ from .persistent import PanelPlan
 from .serialise import to_json
 
 
+class SearchedTiles:
+    """A record of tiles that searches move in."""
+
+    __slots__ = ()
+
+    @property
+    def configuration(self) -> str:
+        """By which a store of measurements knows it."""
+        return to_json(self)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CpuTile:
+class CpuTile(SearchedTiles):
     """The tiles of a CPU kernel: all that its emitter takes from an rProgram.
 
     All but ``vector`` have one entry for each spatial axis of the expression in canonical form, in its order.
@@ -36,14 +47,9 @@ class CpuTile:
         if min((*self.register, *self.inner, *self.outer)) < 1:
             raise ValueError(f"{self} has an empty tile")
 
-    @property
-    def configuration(self) -> str:
-        """By which a store of measurements knows it."""
-        return to_json(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WindowTile:
+class WindowTile(SearchedTiles):
     """How a CPU's window kernel (depthwise convolution, pooling) goes over its planes.
 
     A task computes ``band`` output rows of one plane, in register tiles of ``rows`` rows by ``vectors`` registers of
@@ -61,14 +67,9 @@ class WindowTile:
         if min(self.band, self.rows, self.vectors, self.width) < 1:
             raise ValueError(f"{self} has an empty tile")
 
-    @property
-    def configuration(self) -> str:
-        """By which a store of measurements knows it."""
-        return to_json(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WinogradTile:
+class WinogradTile(SearchedTiles):
     """How a CPU computes a 3x3 convolution in Winograd's form.
 
     A tile is ``outputs`` x ``outputs``. A task has ``tiles`` of them, and one of ``parts`` of the filters. Register
@@ -85,23 +86,13 @@ class WinogradTile:
         if min(self.outputs, self.tiles, self.parts, self.rows, self.vectors) < 1 or self.tiles % self.rows:
             raise ValueError(f"{self} has an empty tile, or one that is cut")
 
-    @property
-    def configuration(self) -> str:
-        """By which a store of measurements knows it."""
-        return to_json(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PanelTiles:
+class PanelTiles(SearchedTiles):
     """How a CPU computes a chain panel by panel: its panels, and the tiles of each product in one, first to last."""
 
     panels: PanelPlan
     tiles: tuple[CpuTile, ...]
-
-    @property
-    def configuration(self) -> str:
-        """By which a store of measurements knows it."""
-        return to_json(self)
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -111,7 +102,7 @@ class PanelTiles:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RowTiles:
+class RowTiles(SearchedTiles):
     """How a CPU goes over rows (softmax, normalisations, reductions).
 
     ``forks``: cores divide the rows. ``registers``: of a reduction along a row, the SIMD registers of partial results
@@ -125,14 +116,9 @@ class RowTiles:
         if self.registers < 1:
             raise ValueError(f"{self} has no partial results")
 
-    @property
-    def configuration(self) -> str:
-        """By which a store of measurements knows it."""
-        return to_json(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JointTiles:
+class JointTiles(SearchedTiles):
     """What is chosen of a kernel of several parts: the configuration of each, in their order; "" is construction's.
 
     Parts with the same key have the same configuration, and one entry.
@@ -140,14 +126,9 @@ class JointTiles:
 
     parts: tuple[str, ...]
 
-    @property
-    def configuration(self) -> str:
-        """By which a store of measurements knows it."""
-        return to_json(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GpuTile:
+class GpuTile(SearchedTiles):
     """The tiles of a GPU's product or convolution, and the versions of what it loads ahead (ALCOP, Table 2).
 
     On ``matrix`` units ``block`` is a threadblock's (rows, columns, depth) of the product that the operator is, and
@@ -175,11 +156,6 @@ class GpuTile:
             raise ValueError(f"{self} does not say the same number of axes twice")
         if self.shared_stages == 1 and self.register_stages > 1:
             raise ValueError(f"{self} loads fragments ahead of tiles that are not there")
-
-    @property
-    def configuration(self) -> str:
-        """By which a store of measurements knows it."""
-        return to_json(self)
 
     def __str__(self) -> str:
         block, inner = ("x".join(map(str, sizes)) for sizes in (self.block, self.inner))

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from tvm_ext._tvm import (
     ALREADY_SCHEDULED,
@@ -244,7 +243,7 @@ class _SteppedBody:
 
     def _kernel(self, step: _KernelStep, buffers: Sequence[Buffer]) -> PrimFunc:
         """The rKernel of ``step`` over ``buffers``: a function of their data pointers and a range of iterations."""
-        pointers = [Var(f"{buffer.name}_data", _pointer_to(dtype_of(buffer))) for buffer in buffers]
+        pointers = [Var(f"{buffer.name}_data", ir.PointerType(ir.PrimType(dtype_of(buffer)))) for buffer in buffers]
         views = [_view(buffer, pointer) for buffer, pointer in zip(buffers, pointers, strict=True)]
         begin, end = Var("begin", COUNTER), Var("end", COUNTER)
         body = sequence(*step.statements)
@@ -288,10 +287,6 @@ def _at_pointers(func: PrimFunc) -> Stmt:
     return substitute(
         func.body, [(offset, tirx.const(0, dtype_of(offset))) for offset in offsets if isinstance(offset, Var)]
     )
-
-
-def _pointer_to(dtype: str) -> Any:
-    return ir.PointerType(ir.PrimType(dtype))
 
 
 def _view(buffer: Buffer, pointer: Var) -> Buffer:

@@ -12,9 +12,9 @@ import json
 import re
 import sys
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
+from tvm_ext._environment import installed_version
 from tvm_ext.devices.capabilities import architecture_suffix
 
 CUBIN = "kernels.cubin"
@@ -49,22 +49,15 @@ class Nvrtc:
 
 def find_nvrtc() -> Nvrtc | None:
     """The NVRTC 12.9 of the installed packages; None where a part is missing."""
-    spec = importlib.util.find_spec("nvidia")
+    spec, version = importlib.util.find_spec("nvidia"), installed_version(_PACKAGE) or "of unknown version"
     for root in map(Path, spec.submodule_search_locations or () if spec else ()):
         found = (root / "cuda_nvrtc" / "lib").glob("libnvrtc.so.*")
         libraries = [path for path in found if _LIBRARY.fullmatch(path.name)]
         ptxas = root / "cuda_nvcc" / "bin" / "ptxas"
         includes = tuple(root / name / "include" for name in _HEADERS)
         if libraries and ptxas.is_file() and all(folder.is_dir() for folder in includes):
-            return Nvrtc(library=libraries[0], ptxas=ptxas, includes=includes, version=_version())
+            return Nvrtc(library=libraries[0], ptxas=ptxas, includes=includes, version=version)
     return None
-
-
-def _version() -> str:
-    try:
-        return metadata.version(_PACKAGE)
-    except metadata.PackageNotFoundError:
-        return "of unknown version"
 
 
 def prepare(source: str, architecture: str, nvrtc: Nvrtc, folder: Path) -> list[str]:

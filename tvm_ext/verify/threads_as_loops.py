@@ -47,6 +47,7 @@ from tvm_ext._tvm import (
     tirx,
 )
 from tvm_ext.analysis.computations import dtype_of, mentions, substitute
+from tvm_ext.analysis.predicates import is_in
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.ir.build_ir import as_index
@@ -120,8 +121,8 @@ def _needs_others(statement: Stmt, stored: Sequence[Buffer], read: Sequence[Buff
     """Whether it does more than fill shared memory from parameters: reads it, or keeps or uses a thread's registers."""
     allocated: list[Buffer] = []
     structural_walk(statement, (AllocBuffer, lambda node: allocated.append(node.buffer)))
-    kept = [b for b in stored if not _is_shared(b) and not _among(b, allocated) and not _only_here(b, statement)]
-    taken = [b for b in read if b.ty.storage_scope == "local" and not _among(b, stored)]
+    kept = [b for b in stored if not _is_shared(b) and not is_in(b, allocated) and not _only_here(b, statement)]
+    taken = [b for b in read if b.ty.storage_scope == "local" and not is_in(b, stored)]
     return bool(kept) or bool(taken) or any(_is_shared(buffer) for buffer in read)
 
 
@@ -195,8 +196,8 @@ def _touched(statement: Stmt) -> tuple[list[Buffer], list[Buffer]]:
     structural_walk(
         statement,
         [
-            (BufferStore, lambda node: None if _among(node.buffer, stored) else stored.append(node.buffer)),
-            (TensorLoad, lambda load: None if _among(load.source, read) else read.append(load.source)),
+            (BufferStore, lambda node: None if is_in(node.buffer, stored) else stored.append(node.buffer)),
+            (TensorLoad, lambda load: None if is_in(load.source, read) else read.append(load.source)),
         ],
     )
     return stored, read
@@ -204,10 +205,6 @@ def _touched(statement: Stmt) -> tuple[list[Buffer], list[Buffer]]:
 
 def _is_shared(buffer: Buffer) -> bool:
     return str(buffer.ty.storage_scope).startswith("shared")
-
-
-def _among(buffer: Buffer, others: Sequence[Buffer]) -> bool:
-    return any(buffer.same_as(other) for other in others)
 
 
 def _in_plain_memory(body: Stmt) -> Stmt:

@@ -8,7 +8,6 @@ from tvm_ext._tvm import (
     AllocBuffer,
     Call,
     DeclBuffer,
-    Expr,
     For,
     ForKind,
     IRModule,
@@ -19,13 +18,13 @@ from tvm_ext._tvm import (
     ScheduleError,
     Stmt,
     Target,
-    TensorLoad,
     gpu_schedule_rules,
     s_tir,
     structural_walk,
     tirx,
 )
 from tvm_ext.analysis.device_code import op_name
+from tvm_ext.analysis.predicates import reads_memory
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, TargetError
 from tvm_ext.records.choice import KernelChoice
@@ -158,16 +157,20 @@ def _launches_threads(statement: Stmt) -> bool:
             item
             for item in statement.seq
             if not isinstance(item, AllocBuffer | DeclBuffer)
-            and not (isinstance(item, tirx.Bind) and not _reads(item.value))
+            and not (isinstance(item, tirx.Bind) and not reads_memory(item.value))
         ]
         return bool(launching) and all(_launches_threads(item) for item in launching)
     if isinstance(statement, For):
-        return statement.kind == ForKind.SERIAL and not _reads(statement.extent) and _launches_threads(statement.body)
+        return (
+            statement.kind == ForKind.SERIAL
+            and not reads_memory(statement.extent)
+            and _launches_threads(statement.body)
+        )
     if isinstance(statement, tirx.IfThenElse):
         other = statement.else_case
         branches = [statement.then_case] if other is None else [statement.then_case, other]
-        return not _reads(statement.condition) and all(map(_launches_threads, branches))
-    if not isinstance(statement, tirx.AttrStmt) or _reads(statement.value):
+        return not reads_memory(statement.condition) and all(map(_launches_threads, branches))
+    if not isinstance(statement, tirx.AttrStmt) or reads_memory(statement.value):
         return False
     inner = statement.body
     if statement.attr_key == "thread_extent" and not (
@@ -175,12 +178,6 @@ def _launches_threads(statement: Stmt) -> bool:
     ):
         return True
     return _launches_threads(inner)
-
-
-def _reads(value: Expr) -> bool:
-    found: list[TensorLoad] = []
-    structural_walk(value, (TensorLoad, found.append))
-    return bool(found)
 
 
 def schedule_gpu_fallback(func: PrimFunc) -> tuple[PrimFunc, str]:

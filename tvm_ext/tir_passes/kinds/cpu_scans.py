@@ -15,7 +15,6 @@ from tvm_ext.analysis.computation_exprs import itemsize_bytes, tensor_bytes
 from tvm_ext.analysis.computations import dtype_of, static_shape
 from tvm_ext.devices.machine import WARM, Machine
 from tvm_ext.ir.build_ir import (
-    PARALLEL,
     SERIAL,
     UNROLLED,
     VECTORIZED,
@@ -43,7 +42,7 @@ from tvm_ext.support.arithmetic import ceil_div
 
 from ..plan.context import KernelContext, UnscheduledOperator
 from ..plan.form import Form
-from .kernel_kind import KernelKind, KernelPart
+from .kernel_kind import KernelKind, KernelPart, with_expected_time
 
 REGISTERS = 8
 """A choice: of sums, side by side. An addition takes 4 cycles (Agner Fog's tables, Zen and Intel)."""
@@ -91,8 +90,7 @@ class ScanPart(KernelPart[None]):
         return [Form(path="rows", statements=(statement,), program=None, notes=(note,))]
 
     def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:
-        units = self.context.device.unit_count if self._kind == PARALLEL else 1
-        return replace(choice, expected_s=self._busy_s / units + Machine(self.context.device).launch_s)
+        return with_expected_time(choice, self.context.device, self._busy_s, self._kind)
 
     @property
     def _last(self) -> int:

@@ -16,7 +16,6 @@ from tvm_ext.analysis.computations import static_shape
 from tvm_ext.devices.machine import Machine
 from tvm_ext.ir.build_ir import (
     INDEX_DTYPE,
-    PARALLEL,
     SERIAL,
     VECTORIZED,
     allocate,
@@ -41,7 +40,7 @@ from tvm_ext.support.arithmetic import ceil_div
 
 from ..plan.context import KernelContext, UnscheduledOperator
 from ..plan.form import Form
-from .kernel_kind import KernelKind, KernelPart
+from .kernel_kind import KernelKind, KernelPart, with_expected_time
 
 CORNERS = 4
 """Of a box: y, x, y, x of two corners that lie opposite each other (ONNX, NonMaxSuppression)."""
@@ -73,8 +72,7 @@ class SuppressionPart(KernelPart[None]):
         return [Form(path="rows", statements=(self._statement,), program=None, notes=(note,))]
 
     def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:
-        units = self.context.device.unit_count if self._kind == PARALLEL else 1
-        return replace(choice, expected_s=self._busy_s / units + Machine(self.context.device).launch_s)
+        return with_expected_time(choice, self.context.device, self._busy_s, self._kind)
 
     @property
     def _classes(self) -> list[int]:

@@ -16,7 +16,6 @@ from tvm_ext.analysis.computations import dtype_of, static_shape
 from tvm_ext.devices.machine import Machine
 from tvm_ext.ir.build_ir import (
     INDEX_DTYPE,
-    PARALLEL,
     SERIAL,
     allocate,
     if_all,
@@ -39,7 +38,7 @@ from tvm_ext.records.selection import TOP_K, TopK
 
 from ..plan.context import KernelContext, UnscheduledOperator
 from ..plan.form import Form
-from .kernel_kind import KernelKind, KernelPart
+from .kernel_kind import KernelKind, KernelPart, with_expected_time
 
 
 class CpuTopK(KernelKind):
@@ -66,8 +65,7 @@ class TopKPart(KernelPart[None]):
         return [Form(path="rows", statements=(self.statement(self._kind),), program=None, notes=(note,))]
 
     def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:
-        units = self.context.device.unit_count if self._kind == PARALLEL else 1
-        return replace(choice, expected_s=self._busy_s / units + Machine(self.context.device).launch_s)
+        return with_expected_time(choice, self.context.device, self._busy_s, self._kind)
 
     def statement(self, kind: ForKind) -> Stmt:
         return parallel_cut(self._rows, kind, "row", self._row)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
+from tvm_ext._tvm import ForKind
 from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.build_ir import PARALLEL
 from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.serialise import from_json
@@ -104,6 +108,12 @@ class KernelKind:
 
 
 NO_CHOICE = "it has no tiles to choose"
+
+
+def with_expected_time(choice: KernelChoice, device: DeviceSpec, busy_s: float, kind: ForKind) -> KernelChoice:
+    """``choice`` with the model's time of ``busy_s`` on one core, divided among all by loops of a parallel ``kind``."""
+    units = device.unit_count if kind == PARALLEL else 1
+    return replace(choice, expected_s=busy_s / units + Machine(device).launch_s)
 
 
 def chosen_forms(part: AnyPart, choices: TileChoices = NO_CHOICES) -> list[Form]:

@@ -7,11 +7,11 @@ the prologue of an inner pipeline belongs before the outer one's loop, is `fuses
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tvm_ext._tvm import Buffer, BufferStore, Expr, For, ForKind, Stmt, tirx
 from tvm_ext.analysis.computations import mentions
+from tvm_ext.analysis.predicates import is_in
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.pipelines import PipelineRule
 
@@ -245,12 +245,8 @@ def _check_uses(
         if any(private_buffer.same_as(buffer) for private_buffer in private):
             raise RefusedError("sequential loop", f"{buffer.name} is allocated where it is loaded")
         for access in accesses_of(part):
-            if access.writes and not access.buffer.same_as(buffer) and not _is_among(access.buffer, private):
+            if access.writes and not access.buffer.same_as(buffer) and not is_in(access.buffer, private):
                 raise RefusedError("asynchronous copy", f"what loads {buffer.name} writes {access.buffer.name} as well")
-
-
-def _is_among(buffer: Buffer, others: Iterable[Buffer]) -> bool:
-    return any(buffer.same_as(other) for other in others)
 
 
 def _copies(buffer: Buffer, parts: list[Stmt]) -> list[Copy]:
@@ -275,7 +271,7 @@ def _sources(function: Function, buffer: Buffer, parts: list[Stmt], level: int) 
     for part in parts:
         private = [statement.buffer for statement in allocations_of(part)]
         for access in accesses_of(part):
-            if access.reads and not _is_among(access.buffer, [*private, *found]):
+            if access.reads and not is_in(access.buffer, [*private, *found]):
                 found.append(access.buffer)
     for source in found:
         if level == SHARED_LEVEL and function.is_written(source):
@@ -316,7 +312,7 @@ def fuses_with(inner: list[LoadUse], outer: list[LoadUse], function: Function) -
     loaded = [use.buffer for use in outer]
     for use in inner:
         for source in use.sources:
-            if not _is_among(source, loaded) and _is_written_in(around, source):
+            if not is_in(source, loaded) and _is_written_in(around, source):
                 return f"{use.name} is loaded from {source.name}, which is not loaded ahead"
     return None
 

@@ -60,10 +60,6 @@ def _operands(scope: Scope, call: Call, count: int) -> list[Expr]:
     return list(call.args[:count])
 
 
-def _modifiers(call: Call) -> set[str]:
-    return {str(argument.value) for argument in call.args if type(argument).__name__ == "StringImm"}
-
-
 def _plain(m: Engine, value: Value, site: Site, what: str) -> Array:
     return np.asarray(m.decided(value, site, what)).astype(np.int64)
 
@@ -133,7 +129,7 @@ def _fence(chosen: Callable[[Mbarriers], list[ProxyFences]]) -> Callable[[Scope,
 
 def _proxy_fence(scope: Scope, call: Call) -> Run:
     """``fence.proxy.async``, of all memory or of one space."""
-    modifiers = _modifiers(call)
+    modifiers = {str(argument.value) for argument in call.args if type(argument).__name__ == "StringImm"}
     if "async" not in modifiers:
         raise InputError(f"{scope.kernel}: the interpreter does not know the fence {call}")
     shared = bool(modifiers & {"shared::cta", "shared::cluster"}) or "global" not in modifiers

@@ -14,6 +14,7 @@ import numpy as np
 from tvm_ext._tvm import Analyzer, Expr, TensorLoad, structural_walk, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.device_code import NAMED_CALLS, called_name, constant_int, op_name, split_dtype
+from tvm_ext.analysis.predicates import reads_memory
 from tvm_ext.errors import InputError
 from tvm_ext.ir.device_sync import CALL as CALL_WITH_TEXT
 from tvm_ext.support.arrays import DType
@@ -171,7 +172,7 @@ def _logical(scope: Scope, expr: Expr) -> Closure:
     a, b = compile_expression(scope, expr.a), compile_expression(scope, expr.b)
     conjunction = type(expr).__name__ == "And"
     site = scope.site()
-    plain = not _touches_memory(expr.b)
+    plain = not reads_memory(expr.b)
 
     def run(m: Engine) -> Value:
         first = a(m)
@@ -190,12 +191,6 @@ def _logical(scope: Scope, expr: Expr) -> Closure:
         return choose(first, second, False) if conjunction else choose(first, True, second)
 
     return run
-
-
-def _touches_memory(expr: Expr) -> bool:
-    found: list[Any] = []
-    structural_walk(expr, [(TensorLoad, found.append)], order="pre")
-    return bool(found)
 
 
 def _where(which: Value, yes: Value, no: Value) -> Value:

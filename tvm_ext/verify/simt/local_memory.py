@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +11,6 @@ from tvm_ext.support.arrays import Array, DType
 
 from .machine import Engine, Site
 from .values import NEVER_WRITTEN, Tainted, Value, in_lanes, is_uniform, origin_of, strip
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

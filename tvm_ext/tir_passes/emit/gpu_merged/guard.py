@@ -11,9 +11,10 @@ and loops that hold barriers are run by all. Worked example:
 
 from __future__ import annotations
 
-from tvm_ext._tvm import AllocBuffer, Call, DeclBuffer, Expr, For, Stmt, TensorLoad, structural_walk, tirx
+from tvm_ext._tvm import AllocBuffer, Call, DeclBuffer, Expr, For, Stmt, structural_walk, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.device_code import op_name
+from tvm_ext.analysis.predicates import reads_memory
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import sequence
 
@@ -92,7 +93,7 @@ def _declares(statement: Stmt) -> bool:
 
 def _bind(statement: Stmt, active: Expr) -> Stmt:
     """The name for all threads; what it is read from, for active ones alone."""
-    if not _reads(statement.value):
+    if not reads_memory(statement.value):
         return statement
     kind = dtype_of(statement.var)
     if "x" in kind or kind == "handle":
@@ -100,12 +101,6 @@ def _bind(statement: Stmt, active: Expr) -> Stmt:
     return tirx.Bind(statement.var, tirx.if_then_else(active, statement.value, tirx.const(0, kind)))
 
 
-def _reads(value: Expr) -> bool:
-    found: list[TensorLoad] = []
-    structural_walk(value, (TensorLoad, found.append))
-    return bool(found)
-
-
 def _check_known(value: Expr, what: str) -> None:
-    if _reads(value):
+    if reads_memory(value):
         raise IllegalRewrite(f"{what} around a barrier is read from memory")
