@@ -55,7 +55,7 @@ class ConvolutionConfig:
         if self.iterator == "plain":
             return f"conv2d_{self.tile.name}"
         one = self.tile.with_split(1).name.removeprefix("gemm_")
-        parts = [self.grouping] if self.grouping != "none" else []
+        parts: list[str] = [self.grouping] if self.grouping != "none" else []
         parts += [f"{self.planes.dtype}_run{self.planes.run}"] if self.planes is not None else []
         parts += ["to_planes"] if self.stores_planes else []
         return "_".join(["conv2d", self.iterator, *parts, one])
