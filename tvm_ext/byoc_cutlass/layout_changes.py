@@ -1,8 +1,8 @@
 """Layout changes inside a convolution's kernel (Bolt §3.2.3): the first of a network reads NCHW, the last stores it.
 
 In a network in NCHW that runs channels last, a kernel of its own transposes the input, and one the result. A region
-takes both in: `PlanesTileIterator` reads planes, of a wider type where the graph casts them, `PlanesStore` stores them
-(``planes.cuh``). Filters of such a first layer are prepared at compile time: by channel, row, column, and wider by
+takes both in (``planes.cuh``): an iterator reads planes, of a wider type where the graph casts them, and a visitor
+stores them. Filters of such a first layer are prepared at compile time: by channel, row, column, and wider by
 zeros, so that neighbouring columns are read together. Worked example: 64 filters of 7x7 of 3 channels become (64, 3, 7,
 8), a depth of 168 that is read in accesses of 8 columns. Whether that pays, predicted times decide.
 """
