@@ -13,7 +13,7 @@ Where these names were before (0.20 or so, still the majority of what is written
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache as _cache
 from typing import TYPE_CHECKING, Any
 
@@ -148,15 +148,6 @@ def _entries(callbacks: Any) -> list[tuple[int, Callable[..., Any]]]:
 
 
 structural_mutate = tvm_ffi.structural_mutate
-
-
-def _elements(array: Any) -> Iterator[Any]:
-    """tvm-ffi's own iteration asks for the length, and checks the position, for each element."""
-    get = tvm_ffi.container._ffi_api.ArrayGetItem
-    return (get(array, position) for position in range(len(array)))
-
-
-tvm_ffi.Array.__iter__ = _elements
 save_json = ir.save_json
 load_json = ir.load_json
 structural_equal = tvm_ffi.structural_equal

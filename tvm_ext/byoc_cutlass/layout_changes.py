@@ -54,7 +54,7 @@ def source_of(call: Call, values: GraphValues) -> PlanesSource | None:
         bound = values.bindings.get(value)
         name = operator_name(bound)
         turned = "relax.permute_dims" in seen
-        if name is None or name in seen or not _is_read_through(bound, name, turned=turned):
+        if bound is None or name is None or name in seen or not _is_read_through(bound, name, turned=turned):
             break
         seen.add(name)
         skipped.append(value)
@@ -95,12 +95,12 @@ def reading_planes(record: CutlassRegion, source: PlanesSource) -> CutlassRegion
     """The region whose first factor is the planes, and whose second is what was prepared of the filters."""
     problem, window = record.problem, record.problem.window
     assert window is not None
-    n, channels, *extents = static_shape(source.planes) or ()
+    n, channels, height, width = static_shape(source.planes) or ()
     _, _, rows, columns = source.weight.value.shape
     depth = int(channels * rows * columns)
     read = replace(
         window,
-        input_extents=(n, *extents, channels),
+        input_extents=(n, height, width, channels),
         filter_extents=(int(rows), int(columns)),
         planes_of=dtype_of(source.planes),
     )

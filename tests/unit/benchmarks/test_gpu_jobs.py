@@ -47,7 +47,7 @@ def test_what_serves_jobs_needs_no_compiler(scripts: SimpleNamespace) -> None:
     of_devices = {name for name in needed if name.startswith("devices/")}
     assert of_devices == {"devices/__init__.py", "devices/cpu_info.py", "devices/tile_permission.py"}
     assert {name.partition("/")[0] for name in needed} <= {
-        "autotune", "devices", "records", "support", "errors.py", "options.py", "core_count.py",
+        "autotune", "devices", "records", "support", "errors.py", "options.py", "core_count.py", "_native.py",
     }  # fmt: skip
 
 
