@@ -153,7 +153,8 @@ def test_repvgg_before_it_is_folded() -> None:
     assert counted(record) == {
         "conv2d_bias_residual_add_relu": 3,
         "conv2d_bias": 5,
-        "conv2d_bias_residual_add_residual_add_relu": 2,
+        "conv2d_bias_residual_add_residual_add_relu": 1,
+        "conv2d_bias_residual_add_residual_add_relu_to_nchw": 1,
     }
 
 
