@@ -285,7 +285,10 @@ def is_padding(computation: Computation) -> bool:
 
 
 def padding_of(pad: Computation) -> tuple[Expr, Expr, list[Interval | None]] | None:
-    """(value inside, value outside, per dimension the half-open range that is inside or None for all of it)."""
+    """(value inside, value outside, per dimension the half-open range that is inside or None for all of it).
+
+    What padding of a negative size cuts off is in no range: of 12 channels of which 6 are left, all are inside.
+    """
     value = pad.value
     if isinstance(value, Call) and value.op.same_as(IF_THEN_ELSE):
         condition, inside, outside = value.args
@@ -302,8 +305,8 @@ def padding_of(pad: Computation) -> tuple[Expr, Expr, list[Interval | None]] | N
             return None
     bounds: list[Interval | None] = []
     for variable, first, end in zip(pad.spatial, low, high, strict=True):
-        whole = first is None and end is None
-        bounds.append(None if whole else (first or 0, pad.extent(variable) if end is None else end))
+        whole, extent = first is None and end is None, pad.extent(variable)
+        bounds.append(None if whole else (max(0, first or 0), extent if end is None else min(end, extent)))
     return inside, outside, bounds
 
 

@@ -14,7 +14,7 @@ from .fold_constants import fold_constants
 from .graph import STANDARD_DOMAINS, OnnxGraph, attribute, count_uses, defined_names, describe_node, is_standard
 from .import_limits import beyond
 from .infer import infer_types
-from .operators.context import FLOAT, HALF, Context, Pen, Rule
+from .operators.context import FLOAT, HALF, INTEGERS, Context, Pen, Rule
 from .operators.quantized import check_scales
 from .operators.recurrent_attributes import unrolled_calls
 from .operators.tables import CONTRIBUTED, LEARNED, RULES
@@ -191,9 +191,10 @@ _WIDENED_BFLOAT16 = frozenset(["Clip", "IsInf", "IsNaN", "LayerNormalization", "
 def is_widened(pen: Pen) -> bool:
     """Whether the node has an operand in half precision, and is computed in float32 and rounded once."""
     codes = set(map(pen.element_type, pen.input))
-    return (pen.op_type in WIDENED and not codes.isdisjoint(HALF)) or (
-        pen.op_type in _WIDENED_BFLOAT16 and TensorProto.BFLOAT16 in codes
-    )
+    if pen.op_type in WIDENED:
+        return not codes.isdisjoint(HALF)
+    to_integer = pen.op_type == "Cast" and pen.element_type(pen.output[0]) in INTEGERS
+    return (pen.op_type in _WIDENED_BFLOAT16 or to_integer) and TensorProto.BFLOAT16 in codes
 
 
 def in_float32(pen: Pen) -> None:

@@ -77,6 +77,32 @@ def test_output_padding_of_a_stride_or_more_adds_elements_and_zeros(pads: list[i
 
 
 # --- the others -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "pads", [[0, 0, 0, 0, -2, 0], [0, 0, 0, 1, -6, 0], [0, -3, -2, 0, -5, -1], [0, -3, 2, 0, 0, -1]]
+)
+def test_negative_pads_cut_what_a_convolution_made(pads: list[int]) -> None:
+    """The convolution must not store into the smaller tensor; where nothing is added, there is no border to write."""
+    constants = {"w": floats(12, 6, 1), "pads": np.asarray(pads)}
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"]), helper.make_node("Pad", ["c", "pads"], ["y"])]
+    x, model = floats(1, 6, 33), onnx_model(nodes, {"x": (1, 6, 33)}, constants=constants, opset=18)
+    whole = np.einsum("fci,ncx->nfx", constants["w"], x)
+    sides = [(pads[axis], pads[axis + 3]) for axis in range(3)]
+    cuts = [slice(max(0, -low), size - max(0, -high)) for (low, high), size in zip(sides, whole.shape, strict=True)]
+    added = [(max(0, low), max(0, high)) for low, high in sides]
+    assert_same(built(model, {"x": x}), [np.pad(whole[tuple(cuts)], added)], rtol=1e-4)
+
+
+def test_bfloat16_becomes_integers() -> None:
+    nodes = [helper.make_node("Cast", ["x"], ["half"], to=TensorProto.BFLOAT16)]
+    nodes += [
+        helper.make_node("Add", ["half", "half"], ["sum"]),
+        helper.make_node("Cast", ["sum"], ["y"], to=TensorProto.INT32),
+    ]
+    model = onnx_model(nodes, {"x": (5,)}, output_type=TensorProto.INT32)
+    x = np.array([0.3, -1.75, 2.5, 100.0, -0.5], np.float32)
+    assert built(model, {"x": x})[0].tolist() == [0, -3, 5, 200, -1]
+
+
 @pytest.mark.parametrize("mode", [None, "DCR", "CRD"])
 def test_space_to_depth(mode: str | None) -> None:
     x = np.arange(32, dtype=np.float32).reshape(1, 2, 4, 4)
