@@ -106,7 +106,7 @@ def test_a_chain_is_data_and_a_valid_model(case: ChainCase) -> None:
 def test_what_the_reference_says_has_the_shapes_and_bounds_that_were_drawn(case: ChainCase) -> None:
     for output, value in zip(case.outputs, expected_outputs(case), strict=True):
         assert value.shape == output.shape
-        assert np.isfinite(value.astype(np.float64)).all()
+        assert np.isfinite(value.astype(np.float64)).all() or not output.finite
         if output.exact:
             assert (value == np.round(value.astype(np.float64))).all()
             assert float(np.abs(value.astype(np.float64)).max()) <= EXACT_BELOW[output.dtype]
@@ -116,14 +116,19 @@ def test_every_step_and_every_type_is_drawn() -> None:
     drawn = [draw_case(0, index) for index in range(1500)]
     nodes = {node.operator for case in drawn for node in case.nodes}
     assert nodes >= {
-        "ArgMax", "Cast", "Clip", "Concat", "Conv", "ConvTranspose", "CumSum", "DepthToSpace", "Expand", "Flatten",
-        "Gather", "Gemm", "InstanceNormalization", "LayerNormalization", "LogSoftmax", "MatMul", "MatMulInteger",
-        "MaxPool", "Pad", "ReduceMax", "ReduceSum", "Reshape", "Resize", "Slice", "Softmax", "SpaceToDepth",
-        "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
+        "ArgMax", "Cast", "Clip", "Concat", "Conv", "ConvTranspose", "CumSum", "DepthToSpace", "DequantizeLinear",
+        "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Gemm", "Identity", "InstanceNormalization",
+        "IsNaN", "LayerNormalization", "LogSoftmax", "MatMul", "MatMulInteger", "MaxPool", "Pad", "QuantizeLinear",
+        "ReduceMax", "ReduceSum", "Reshape", "Resize", "ScatterElements", "ScatterND", "Slice", "Softmax",
+        "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
     }  # fmt: skip
-    assert {output.dtype for case in drawn for output in case.outputs} == {*EXACT_BELOW} - {"bfloat16"}
+    assert {output.dtype for case in drawn for output in case.outputs} == {*EXACT_BELOW}
     assert {output.coarsest for case in drawn for output in case.outputs} >= {"float16", "float32", "float64"}
     assert {case.kind for case in drawn[: len(PRODUCERS)]} == {kind for kind, _, _ in PRODUCERS}
+    outputs = [output for case in drawn for output in case.outputs]
+    assert {len(output.shape) for output in outputs} == set(range(7)) and any(0 in o.shape for o in outputs)
+    assert any(not output.finite for output in outputs)
+    assert any(len(set(node.inputs)) < len(node.inputs) for case in drawn for node in case.nodes)
     assert any(len(case.outputs) > 1 for case in drawn) and any(case.device for case in drawn)
     assert len(STEPS) == len({step for step, _ in STEPS})
 
@@ -215,6 +220,18 @@ def test_what_differs(actual: float, exact: bool, coarsest: str, wrong: str) -> 
     )
     assert (wrong in problem) if wrong else not problem
     assert difference(np.ones(3), np.ones((3, 1)), dtype="float64", exact=True, coarsest="float64")
+
+
+def test_infinities_and_nan_must_be_where_the_reference_has_them() -> None:
+    wanted = np.array([np.inf, np.nan, 3.0])
+
+    def found(*actual: float) -> str:
+        return difference(np.array(actual), wanted, dtype="float64", exact=False, coarsest="float32", finite=False)
+
+    assert not found(np.inf, np.nan, 3.0001)
+    assert "1 of 3" in found(-np.inf, np.nan, 3.0)
+    assert "2 of 3" in found(1.0, 1.0, 3.0)
+    assert "1 of 3" in found(np.inf, np.nan, np.nan)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -58,6 +58,26 @@ class MaxPool(OpRun):
         return tuple(_one_node(self.onnx_node, x))
 
 
+class Pad(OpRun):
+    """With pads below 0, which take elements away."""
+
+    def _run(self, x: Array, pads: Array, value: Array | None = None, axes: Array | None = None,
+             mode: str = "constant") -> tuple[Array]:  # fmt: skip
+        ends = np.zeros((2, x.ndim), int)
+        ends[:, range(x.ndim) if axes is None else axes] = np.reshape(pads, (2, -1))
+        kept = x[tuple(slice(max(0, -b), n - max(0, -e)) for n, b, e in zip(x.shape, *ends, strict=True))]
+        how = {"constant_values": 0 if value is None else value.item()} if mode == "constant" else {}
+        return (np.pad(kept, np.maximum(ends, 0).T, mode=mode, **how),)  # type: ignore[call-overload]
+
+
+class GatherElements(OpRun):
+    """Of indices that reach over a part of the other axes."""
+
+    def _run(self, x: Array, indices: Array, axis: int = 0) -> tuple[Array]:
+        part = tuple(slice(None) if a == axis % x.ndim else slice(n) for a, n in enumerate(indices.shape))
+        return (np.take_along_axis(x[part], indices, axis),)
+
+
 def _one_node(node: onnx.NodeProto, x: Array) -> list[Array]:
     kind = helper.np_dtype_to_tensor_dtype(x.dtype)
     single = onnx.NodeProto()
@@ -89,5 +109,7 @@ def by_evaluator(model: onnx.ModelProto | bytes, inputs: Mapping[str, Array]) ->
     """All outputs of ``model`` for ``inputs`` by name. Raises whatever NumPy and the evaluator raise."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = ReferenceEvaluator(model, new_ops=[Erf, Gelu, HardSwish, MaxPool]).run(None, dict(inputs))
+        results = ReferenceEvaluator(model, new_ops=[Erf, GatherElements, Gelu, HardSwish, MaxPool, Pad]).run(
+            None, dict(inputs)
+        )
     return [np.asarray(value) for value in results]

@@ -167,6 +167,10 @@ def offer_intel_driver() -> None:
     os.environ.setdefault(_DRIVERS_VARIABLE, str(folder))  # unless the user chose a place
 
 
+OFFSET = -1
+"""In `Launch.buffers`: how far into its memory a tensor begins, as stock TVM's scatters ask; ours begin at 0."""
+
+
 def compile_opencl(module: IRModule | PrimFunc) -> OpenClProgram:
     """The OpenCL of every function of ``module`` (an IRModule of thread-bound PrimFuncs, or one such function).
 
@@ -210,7 +214,8 @@ def _read_host(name: str, host: PrimFunc) -> OpenClFunction:
         for position, buffer in enumerate(buffers):
             if buffer.same_as(variable):
                 return position
-        return index_of(next(source for view, source in views if view.same_as(variable)))
+        source = next((source for view, source in views if view.same_as(variable)), None)
+        return OFFSET if source is None else index_of(source)
 
     def launch(call: Call) -> Launch:
         tags = [str(tag) for tag in call.attrs.launch_params]
@@ -311,7 +316,8 @@ class OpenClDevice:
         for launch in function.launches:
             kernel = self._cl.Kernel(self._built, launch.kernel)
             grid = tuple(b * t for b, t in zip(launch.blocks, launch.threads, strict=True))
-            kernel(self.queue, grid, launch.threads, *(everything[index] for index in launch.buffers))
+            given = [np.int64(0) if index == OFFSET else everything[index] for index in launch.buffers]
+            kernel(self.queue, grid, launch.threads, *given)
             self._check_guards(launch, everything)
 
     def _check_guards(self, launch: Launch, buffers: Sequence[Any]) -> None:

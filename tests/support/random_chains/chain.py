@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,10 @@ WHOLE = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Value:
-    """A tensor of a chain. ``most`` bounds its magnitude; ``exact`` and ``coarsest`` are as in `ChainOutput`."""
+    """A tensor of a chain. ``most`` bounds its magnitude, infinite where elements may be infinite or NaN.
+
+    ``exact`` and ``coarsest`` are as in `ChainOutput`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -81,6 +85,7 @@ class Chain:
         self.inputs: list[ChainInput] = []
         self.nodes: list[ChainNode] = []
         self.values: list[Value] = []
+        self._is_beyond = False
 
     # --- tensors that no node makes ---------------------------------------------------------------------------------
     def input(
@@ -112,7 +117,7 @@ class Chain:
         scale = 3 / math.sqrt(summed) if summed > 1 else 1.0
         return CaseInput(shape=shape, dtype=dtype, constant=constant, scale=scale), scale
 
-    def numbers(self, values: Sequence[int], dtype: str = "int64", shape: Sequence[int] | None = None) -> str:
+    def numbers(self, values: Sequence[float], dtype: str = "int64", shape: Sequence[int] | None = None) -> str:
         """The name of a constant of these very values."""
         name = f"n{len(self.inputs)}"
         shape = (len(values),) if shape is None else tuple(shape)
@@ -120,7 +125,7 @@ class Chain:
         self.inputs.append(ChainInput(name=name, content=content, given=tuple(values)))
         return name
 
-    def scalar(self, value: int, dtype: str) -> str:
+    def scalar(self, value: float, dtype: str) -> str:
         return self.numbers([value], dtype, ())
 
     # --- nodes ------------------------------------------------------------------------------------------------------
@@ -192,7 +197,19 @@ class Chain:
         inputs, nodes, values = mark
         del self.inputs[inputs:], self.nodes[nodes:], self.values[values:]
 
+    @contextmanager
+    def beyond_numbers(self) -> Iterator[None]:
+        """Inside, tensors may have infinite bounds or no elements. Other steps refuse such tensors."""
+        self._is_beyond = True
+        try:
+            yield
+        finally:
+            self._is_beyond = False
+
     def _check(self, dtype: str, most: float, shapes: Sequence[Sequence[int]]) -> None:
         for shape in shapes:
-            require(0 < math.prod(shape) <= MOST_ELEMENTS)
-        require(most <= (LARGEST[dtype] if dtype in LARGEST else EXACT_BELOW[dtype]))
+            require((0 if self._is_beyond else 1) <= math.prod(shape) <= MOST_ELEMENTS)
+        require(
+            (self._is_beyond and math.isinf(most))
+            or most <= (LARGEST[dtype] if dtype in LARGEST else EXACT_BELOW[dtype])
+        )

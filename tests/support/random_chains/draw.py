@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
 from ..random_operators.draw import draw_options
 from ..random_operators.sizes import Unsuitable
-from . import draw_shapes, draw_values
+from . import draw_indexed, draw_shapes, draw_shared, draw_values
 from .chain import Chain, Value
 from .draw_producers import PRODUCERS, Producer, reduced
 from .record import ChainCase, ChainOutput
@@ -48,10 +49,22 @@ STEPS: tuple[tuple[Step, int], ...] = (
     (draw_values.gram, 2),
     (draw_values.convolution, 6),
     (draw_values.pool, 4),
+    (draw_indexed.gather_elements, 2),
+    (draw_indexed.gather_nd, 2),
+    (draw_indexed.scatter_elements, 2),
+    (draw_indexed.scatter_nd, 2),
+    (draw_shared.identity, 1),
+    (draw_shared.doubled, 4),
+    (draw_shared.widened, 5),
+    (draw_shared.centred, 6),
+    (draw_shared.fanned, 6),
+    (draw_shared.quantised, 5),
+    (draw_shared.masked, 4),
+    (draw_shared.emptied, 2),
 )
 """What follows the producer, and how often. Those that change extents or offsets come first and most often."""
 
-LONGEST = 4
+LONGEST = (1, 2, 3, 4, 4, 8)
 ATTEMPTS = 8
 """Steps drawn before a chain that nothing fits ends as it is."""
 
@@ -77,7 +90,7 @@ def _attempt(
         value = producer(chain)
     except Unsuitable:
         return None
-    for _ in range(rng.randint(1, LONGEST)):
+    for _ in range(rng.randint(1, rng.choice(LONGEST))):
         value = _extended(chain, value)
     return ChainCase(
         seed=seed,
@@ -119,6 +132,7 @@ def _outputs(chain: Chain, last: Value) -> list[ChainOutput]:
             dtype=by_name[name].dtype,
             exact=by_name[name].exact,
             coarsest=by_name[name].coarsest,
+            finite=math.isfinite(by_name[name].most),
         )
         for name in names
     ]

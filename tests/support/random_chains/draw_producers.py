@@ -144,6 +144,21 @@ def conv1d(chain: Chain) -> Value:
     return _convolution(chain, 1, 1, channels(chain), channels(chain))
 
 
+def conv3d(chain: Chain) -> Value:
+    return _convolution(chain, 3, 1, channels(chain, 8), channels(chain, 8))
+
+
+def elements(chain: Chain) -> Value:
+    """Of any rank up to 6, through a function that each element goes through, so that the chain has a kernel."""
+    rng = chain.rng
+    shape = tuple(rng.choice((1, 1, 2, 3, 4, 5, 7, 8, 16, 17)) for _ in range(rng.randint(0, 6)))
+    x = chain.input(shape)
+    if rng.random() < 0.5:
+        return chain.emit(rng.choice(("Abs", "Neg")), [x], shape)
+    other = chain.input(tuple(n if rng.random() < 0.6 else 1 for n in shape))
+    return chain.emit(rng.choice(("Add", "Mul", "Max")), [x, other], shape, most=2.0 * x.most * other.most)
+
+
 def conv2d(chain: Chain) -> Value:
     return _convolution(chain, 2, 1, channels(chain), channels(chain))
 
@@ -216,7 +231,7 @@ def reduced(chain: Chain, x: Value) -> Value:
     """``x`` summed, or its maximum, over some axes."""
     rng = chain.rng
     require(x.rank > 0 and (x.is_float or x.dtype in ("int32", "int64")))
-    axes = sorted(rng.sample(range(x.rank), rng.randint(1, min(2, x.rank))))
+    axes = sorted(rng.sample(range(x.rank), rng.randint(1, rng.choice((min(2, x.rank), x.rank)))))
     keep = rng.randrange(2)
     shape = [1 if a in axes else n for a, n in enumerate(x.shape) if keep or a not in axes]
     count = math.prod(x.shape[a] for a in axes)
@@ -264,5 +279,8 @@ PRODUCERS: tuple[tuple[str, Producer, tuple[str, ...]], ...] = (
     ("conv2d_grouped", conv2d_grouped, FLOATS),
     ("depthwise", depthwise, FLOATS),
     ("reduction", reduction, FLOATS),
+    ("elements", elements, (*FLOATS, "int32", "int64")),
+    ("elements", elements, FLOATS),
+    ("conv3d", conv3d, FLOATS),
 )
 """(kind, how it is drawn, types): they take turns, so that any so many cases in a row hold every kind."""

@@ -11,6 +11,7 @@ from tvm_ext.support.arithmetic import ceil_div
 from ..random_operators.sizes import require
 from .chain import Chain, Value
 
+HIGHEST_RANK = 6
 STOCK_RESIZE = ("float32",)
 _LEAST, _GREATEST = -(2**31), 2**31 - 1
 
@@ -32,14 +33,14 @@ def slice_(chain: Chain, x: Value) -> Value:
     axes = rng.sample(range(x.rank), rng.randint(1, min(2, x.rank)))
     starts, ends, steps, shape = [], [], [], list(x.shape)
     for a in axes:
-        n, step = x.shape[a], rng.choice((1, 1, 1, 2, 3))
+        n, step = x.shape[a], rng.choice((1, 1, 1, 2, 3, 5))
         first = 0 if rng.random() < 0.5 else rng.randrange(n)
         last = rng.randint(first + 1, n)
         shape[a] = ceil_div(last - first, step)
         if rng.random() < 0.15:  # backwards over the same elements
             first, last, step = n - 1, _LEAST, -step
             shape[a] = ceil_div(n, -step)
-        starts.append(first)
+        starts.append(first - n if step > 0 and first and rng.random() < 0.2 else first)  # counted from the end
         ends.append(_GREATEST if last == n and step > 0 and rng.random() < 0.5 else last)
         steps.append(step)
     parts = [chain.numbers(values) for values in (starts, ends, axes, steps)]
@@ -53,6 +54,11 @@ def pad(chain: Chain, x: Value) -> Value:
     most = [min(4, n - 1) if mode == "reflect" else 4 for n in x.shape]
     padded = rng.sample(range(x.rank), rng.randint(1, min(2, x.rank)))
     ends = [rng.randint(0, most[a]) if a in padded else 0 for a in range(x.rank)]
+    if mode == "constant" and rng.random() < 0.25:  # below 0: elements go
+        ends = [
+            rng.randint(1 - n, -1) if a in padded and n > 1 else end
+            for a, (n, end) in enumerate(zip(x.shape, ends, strict=True))
+        ]
     begins = [rng.choice((0, rng.randint(0, most[a]))) if a in padded else 0 for a in range(x.rank)]
     shape = [begin + n + end for begin, n, end in zip(begins, x.shape, ends, strict=True)]
     fill = [chain.scalar(rng.choice((0, 0, 2)), x.dtype)] if mode == "constant" else []
@@ -84,7 +90,7 @@ def concat(chain: Chain, x: Value) -> Value:
         same = value.dtype == x.dtype and value.rank == x.rank
         return same and all(a == axis or n == m for a, (n, m) in enumerate(zip(value.shape, x.shape, strict=True)))
 
-    earlier = [value for value in chain.values if fits(value)]
+    earlier = [value for value in chain.values if fits(value) and (math.isfinite(value.most) or value is x)]
     if rng.random() < 0.5:
         other = rng.choice(earlier)
     else:
@@ -114,10 +120,12 @@ def reshape(chain: Chain, x: Value) -> Value:
         n = shape[at] if shape else 1
         factor = rng.choice([f for f in range(1, n + 1) if n % f == 0])
         shape[at : at + 1] = [factor, n // factor]
-    require(len(shape) <= 5)
+    require(len(shape) <= HIGHEST_RANK)
     target = list(shape)
     if target and rng.random() < 0.3:
         target[rng.randrange(len(target))] = -1
+    elif target and x.rank and target[0] == x.shape[0] and rng.random() < 0.3:
+        target[0] = 0  # as the input's
     return chain.emit("Reshape", [x, chain.numbers(target)], shape)
 
 
@@ -127,7 +135,7 @@ def squeeze(chain: Chain, x: Value) -> Value:
     if ones and rng.random() < 0.5:
         gone = rng.choice(ones)
         return chain.emit("Squeeze", [x, chain.numbers([gone])], [n for a, n in enumerate(x.shape) if a != gone])
-    require(x.rank < 5)
+    require(x.rank < HIGHEST_RANK)
     at = rng.randint(0, x.rank)
     return chain.emit("Unsqueeze", [x, chain.numbers([at])], [*x.shape[:at], 1, *x.shape[at:]])
 
@@ -139,14 +147,14 @@ def gather(chain: Chain, x: Value) -> Value:
     shape = tuple(rng.randint(1, 6) for _ in range(rng.choice((0, 1, 1, 1, 2))))
     values = [rng.randrange(-n if rng.random() < 0.2 else 0, n) for _ in range(math.prod(shape))]
     indices = chain.numbers(values, rng.choice(("int64", "int64", "int32")), shape)
-    require(x.rank - 1 + len(shape) <= 5)
+    require(x.rank - 1 + len(shape) <= HIGHEST_RANK)
     return chain.emit("Gather", [x, indices], (*x.shape[:axis], *shape, *x.shape[axis + 1 :]), {"axis": axis})
 
 
 def expand(chain: Chain, x: Value) -> Value:
     rng = chain.rng
     shape = [rng.choice((1, 2, 5)) if n == 1 else n for n in x.shape]
-    if len(shape) < 4 and rng.random() < 0.6:
+    if len(shape) < HIGHEST_RANK and rng.random() < 0.6:
         shape = [rng.choice((1, 2, 3)), *shape]
     require(bool(shape))
     return chain.emit("Expand", [x, chain.numbers(shape)], shape)

@@ -54,7 +54,8 @@ def _result_shape(a: Value, b: Value) -> tuple[int, ...]:
     return tuple(np.broadcast_shapes(a.shape, b.shape))
 
 
-def _combined(chain: Chain, operator: str, a: Value, b: Value) -> Value:
+def combined(chain: Chain, operator: str, a: Value, b: Value) -> Value:
+    """``a`` and ``b``, whose shapes fit each other, element by element."""
     most = {"Add": a.most + b.most, "Sub": a.most + b.most, "Mul": a.most * b.most}.get(operator, max(a.most, b.most))
     require(operator != "Sub" or a.dtype != "uint8")
     return chain.emit(operator, [a, b], _result_shape(a, b), most=most)
@@ -66,18 +67,19 @@ def binary(chain: Chain, x: Value) -> Value:
     require(x.dtype != "bool")
     other = chain.input(_broadcastable(chain, x), x.dtype, constant=rng.random() < 0.5)
     pair = [x, other] if rng.random() < 0.7 else [other, x]
-    return _combined(chain, rng.choice(("Add", "Sub", "Mul", "Max", "Min")), pair[0], pair[1])
+    return combined(chain, rng.choice(("Add", "Sub", "Mul", "Max", "Min")), pair[0], pair[1])
 
 
 def residual(chain: Chain, x: Value) -> Value:
     """With an earlier tensor of the chain of a shape that fits."""
-    fitting = [v for v in chain.values if v.dtype == x.dtype and v.name != x.name and _fits(v.shape, x.shape)]
+    fitting = [v for v in chain.values if v.dtype == x.dtype and v.name != x.name and fits(v.shape, x.shape)]
     require(bool(fitting) and x.dtype != "bool")
     other = chain.rng.choice(fitting)
-    return _combined(chain, chain.rng.choice(("Add", "Add", "Mul", "Sub", "Max")), x, other)
+    return combined(chain, chain.rng.choice(("Add", "Add", "Mul", "Sub", "Max")), x, other)
 
 
-def _fits(a: Sequence[int], b: Sequence[int]) -> bool:
+def fits(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether tensors of these shapes broadcast to one."""
     pairs = zip(reversed(a), reversed(b), strict=False)
     return all(n == m or 1 in (n, m) for n, m in pairs)
 
@@ -94,10 +96,11 @@ def divide(chain: Chain, x: Value) -> Value:
 
 def cast(chain: Chain, x: Value) -> Value:
     """To a type that holds all its values; to integers only what is whole."""
+    rng = chain.rng
     floats = [t for t in ("float32", "float16", "float64") if t != "float16" or x.most <= 1000]
-    floats += ["bfloat16"] if chain.dtype == "bfloat16" else []
+    floats += ["bfloat16"] if chain.dtype == "bfloat16" or rng.random() < 0.1 else []
     whole = [t for t in INTEGERS if x.exact and x.most <= EXACT_BELOW[t] and (t != "uint8" or _is_unsigned(x))]
-    to = chain.rng.choice([t for t in (*floats, *whole, *(("bool",) if x.exact else ())) if t != x.dtype])
+    to = rng.choice([t for t in (*floats, *whole, *(("bool",) if x.exact else ())) if t != x.dtype])
     exact = x.exact and ("float" not in to or x.most <= EXACT_BELOW[to])
     return chain.emit(
         "Cast",
@@ -118,7 +121,7 @@ def _code(dtype: str) -> int:
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
-def _condition(chain: Chain, x: Value) -> Value:
+def condition(chain: Chain, x: Value) -> Value:
     """A bool of the shape of ``x``: a comparison where its values are exact, else a new input."""
     if x.exact and x.dtype not in ("bool", "uint8"):
         other = chain.input(_broadcastable(chain, x), x.dtype, constant=chain.rng.random() < 0.5)
@@ -129,7 +132,7 @@ def _condition(chain: Chain, x: Value) -> Value:
 
 def compare(chain: Chain, x: Value) -> Value:
     require(x.exact and x.dtype not in ("bool", "uint8"))
-    found = _condition(chain, x)
+    found = condition(chain, x)
     return chain.emit("Not", [found], found.shape) if chain.rng.random() < 0.3 else found
 
 
@@ -141,11 +144,11 @@ def logic(chain: Chain, x: Value) -> Value:
 
 def where(chain: Chain, x: Value) -> Value:
     require(x.dtype != "bool")
-    condition = _condition(chain, x)
+    where_x = condition(chain, x)
     other = chain.input(_broadcastable(chain, x), x.dtype, constant=chain.rng.random() < 0.5)
     pair = [x, other] if chain.rng.random() < 0.6 else [other, x]
     most, exact = max(x.most, other.most), x.exact and other.exact
-    return chain.emit("Where", [condition, *pair], x.shape, dtype=x.dtype, most=most, exact=exact)
+    return chain.emit("Where", [where_x, *pair], x.shape, dtype=x.dtype, most=most, exact=exact)
 
 
 # --- over rows ------------------------------------------------------------------------------------------------------
@@ -227,7 +230,7 @@ def gram(chain: Chain, x: Value) -> Value:
 
 def convolution(chain: Chain, x: Value) -> Value:
     """An image convolved: all channels with each other, by groups, or each by itself."""
-    require(x.rank in (3, 4) and x.is_float and x.shape[1] <= 64)
+    require(x.rank in (3, 4, 5) and x.is_float and x.shape[1] <= 64)
     rng, count = chain.rng, x.shape[1]
     groups = rng.choice([g for g in (1, 1, 2, count, count) if count % g == 0])
     return convolved(
@@ -239,5 +242,5 @@ def convolution(chain: Chain, x: Value) -> Value:
 
 
 def pool(chain: Chain, x: Value) -> Value:
-    require(x.rank == 4 and x.is_float)
+    require(x.rank in (3, 4, 5) and x.is_float)
     return pooled(chain, x, chain.rng.choice(("MaxPool", "AveragePool")))

@@ -17,7 +17,7 @@ class ChainInput:
 
     name: str
     content: CaseInput
-    given: tuple[int, ...] | None = None
+    given: tuple[float, ...] | None = None
 
     def values(self, seed: tuple[int, int, int], draw: int) -> Array:
         """The values for ``seed`` (of the run, the case and the position); those of constants are always the same."""
@@ -44,7 +44,8 @@ class ChainNode:
 class ChainOutput:
     """An output of the model. ``exact``: all values up to it are whole numbers that its types hold exactly.
 
-    ``coarsest`` is the type with the fewest digits of those that its values went through.
+    ``coarsest`` is the type with the fewest digits of those that its values went through. ``finite``: none of its
+    elements is infinite or NaN.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ChainOutput:
     dtype: str
     exact: bool
     coarsest: str
+    finite: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,16 +35,18 @@ def _wide(value: Array) -> Array:
     return value.astype(np.float32) if str(value.dtype) in HALVES else value
 
 
-def difference(actual: Array, wanted: Array, *, dtype: str, exact: bool, coarsest: str) -> str:
+def difference(actual: Array, wanted: Array, *, dtype: str, exact: bool, coarsest: str, finite: bool = True) -> str:
     """What is wrong with ``actual``, the other arguments as in `ChainOutput`; empty where nothing is."""
     if (actual.shape, str(actual.dtype)) != (wanted.shape, dtype):
         return f"is {actual.dtype}{list(actual.shape)} instead of {dtype}{list(wanted.shape)}"
     wide, reference = actual.astype(np.float64), wanted.astype(np.float64)
-    assert np.isfinite(reference).all(), "the reference is not finite"
-    allowed = (
-        0.0 if exact or coarsest not in TOLERANCE else TOLERANCE[coarsest] * max(1.0, float(np.abs(reference).max()))
-    )
-    unlike = ~(np.abs(wide - reference) <= allowed)
+    numbers = np.isfinite(reference)
+    assert numbers.all() or not finite, "the reference is not finite"
+    largest = float(np.abs(reference).max(where=numbers, initial=1.0))
+    allowed = 0.0 if exact or coarsest not in TOLERANCE else TOLERANCE[coarsest] * largest
+    with np.errstate(invalid="ignore"):
+        alike = np.where(numbers, np.abs(wide - reference) <= allowed, wide == reference)
+    unlike = ~(alike | (np.isnan(wide) & np.isnan(reference)))
     if not unlike.any():
         return ""
     first = tuple(int(i) for i in np.argwhere(unlike)[0])
