@@ -134,12 +134,7 @@ def static_shape(buffer: Buffer) -> tuple[int, ...]:
 
 def dtype_of(value: Node) -> str:
     """The element type of a buffer, load, variable or expression, as text: a TVM dtype does not hash like one."""
-    return _dtype_of(value) if isinstance(value, Var) else str(value.ty.dtype)
-
-
-@lru_cache(maxsize=1024)
-def _dtype_of(variable: Var) -> str:
-    return str(variable.ty.dtype)
+    return str(value.ty.dtype)
 
 
 def reads(expression: Expr, buffer: Buffer) -> bool:

@@ -28,7 +28,7 @@ from .convolutions import WIDEST_RUN
 from .graph_values import RESULT, GraphValues
 from .selection import candidates_of
 
-TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of permute_dims
 
 _ELEMENT_COST, _RUN_COST = 6, 8
 """Instructions of one element, and of finding a run's channel and row (PTX of ``planes.cuh``)."""

@@ -97,8 +97,11 @@ def loader_object() -> Path:
 
 
 def split(executable: Module) -> SplitExecutable | None:
-    """The Relax ``executable`` without its large tensors; None where it has none, or this installation no loader."""
-    if not _native.can_load(_native.WEIGHTS_LIBRARY):
+    """A Relax ``executable`` without its large tensors; None where it has none, or this installation no loader.
+
+    Any other module has none.
+    """
+    if executable.kind != "relax.VMExecutable" or not _native.can_load(_native.WEIGHTS_LIBRARY):
         return None
     module, count, tensors = tvm_ffi.get_global_func("tvm_ext.weights.split")(executable, SMALLEST_BYTES, _ALIGNMENT)
     if not tensors:

@@ -6,7 +6,7 @@ import itertools
 import math
 
 from ..random_operators.sizes import require
-from .chain import Chain, Value
+from .chain import Attributes, Chain, Value
 
 
 def gather_elements(chain: Chain, x: Value) -> Value:
@@ -52,7 +52,7 @@ def scatter_elements(chain: Chain, x: Value) -> Value:
     ]  # fmt: skip
     updates = chain.input(shape, x.dtype, constant=rng.random() < 0.3)
     most = x.most + count * updates.most if adds else max(x.most, updates.most)
-    how = {"axis": axis, **({"reduction": "add"} if adds else {})}
+    how: Attributes = {"axis": axis, **({"reduction": "add"} if adds else {})}
     return chain.emit("ScatterElements", [x, chain.numbers(values, "int64", shape), updates], x.shape, how, most=most)
 
 

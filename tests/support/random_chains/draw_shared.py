@@ -6,7 +6,7 @@ import math
 
 from ..random_operators.sizes import Unsuitable, require
 from . import draw_indexed, draw_shapes, draw_values
-from .chain import Chain, Value
+from .chain import Attributes, Chain, Value
 from .draw_producers import pooled, reduced
 
 BYTES = {"uint8": (0, 255), "int8": (-128, 127)}
@@ -48,7 +48,7 @@ def centred(chain: Chain, x: Value) -> Value:
     def statistic(operator: str, of: Value, *, most: float, exact: bool) -> Value:
         keep = rng.random() < 0.6
         shape = kept if keep else tuple(n for a, n in enumerate(x.shape) if a not in axes)
-        how = {"axes": axes, "keepdims": int(keep)}
+        how: Attributes = {"axes": axes, "keepdims": int(keep)}
         found = chain.emit(operator, [of], shape, how, most=most, exact=exact)
         return found if keep else chain.emit("Unsqueeze", [found, chain.numbers(axes)], kept)
 
@@ -123,7 +123,7 @@ def masked(chain: Chain, x: Value) -> Value:
     rng = chain.rng
     require(x.dtype in ("float32", "float16") and x.rank > 0)
     taken = rng.choice((math.inf, -math.inf, -math.inf, math.nan))
-    pair = [x, chain.scalar(taken, x.dtype)]
+    pair: list[Value | str] = [x, chain.scalar(taken, x.dtype)]
     rng.shuffle(pair)
     bounds = [chain.scalar(sign * (math.floor(x.most) + 1), x.dtype) for sign in (-1, 1)]
     with chain.beyond_numbers():

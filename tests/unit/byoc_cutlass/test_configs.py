@@ -169,7 +169,7 @@ def test_narrow_rows_take_no_bulk_copies() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"stages": 2}, "at least 3 stages"),
+        ({"stages": 1}, "at least 2 stages"),
         ({"stages": 40}, "bytes of shared memory are more than"),
         ({"warp": (48, 64, 32)}, "not a whole number of warps"),
         ({"warp": (128, 128, 32)}, "at least two warps"),
