@@ -14,6 +14,7 @@ from .text import format_time
 _WIDTH, _HEIGHT = 1100, 480
 """A choice: pixels of the picture."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 30, 20, 50  # margins: room for the labels of axes
+_CHARACTER, _LINE = 8.0, 18.0  # pixels of a label's text, nearly
 _LABELLED_POINTS = 8  # a choice: so many labels do not hide each other
 
 
@@ -68,7 +69,8 @@ def roofline(report: BuildRecord) -> str:
     if not shown and (peak is None or not memories):
         return "<p>No operator has a time yet, and the device's limits are not known.</p>"
     x_axis, y_axis = _axes(shown, peak, memories)
-    parts = [*_grid(x_axis, y_axis), *_ceilings(x_axis, y_axis, peak, memories), *_points(x_axis, y_axis, shown)]
+    said = [] if peak is None else [_peak_label(x_axis, y_axis, peak)]
+    parts = [*_grid(x_axis, y_axis), *_ceilings(x_axis, y_axis, peak, memories), *_points(x_axis, y_axis, shown, said)]
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="Roofline: GFLOP/s over FLOP per byte">'
         + "".join(parts)
@@ -134,9 +136,14 @@ def _ceilings(x_axis: LogAxis, y_axis: LogAxis, peak: Ceiling | None, memories: 
         ridge = max([x_axis.low, *(peak.value / memory.value for memory in memories[:1])])
         x1, x2, y = x_axis(ridge), x_axis(x_axis.high), y_axis(peak.value)
         parts.append(f'<line class="ceiling" x1="{x1:.1f}" y1="{y:.1f}" x2="{x2:.1f}" y2="{y:.1f}"/>')
-        text = escape(f"peak {peak.name}: {peak.value:.4g} GFLOP/s")
-        parts.append(f'<text class="label" x="{x2 - 4:.1f}" y="{y - 7:.1f}" text-anchor="end">{text}</text>')
+        parts.append(_peak_label(x_axis, y_axis, peak).drawn())
     return parts
+
+
+def _peak_label(x_axis: LogAxis, y_axis: LogAxis, peak: Ceiling) -> _Box:
+    text = f"peak {peak.name}: {peak.value:.4g} GFLOP/s"
+    right, bottom = x_axis(x_axis.high) - 4, y_axis(peak.value) - 3
+    return _Box(text=text, left=right - _CHARACTER * len(text), top=bottom - _LINE, right=right, bottom=bottom)
 
 
 def _slanted_label(x1: float, y1: float, x2: float, y2: float, text: str, share: float) -> str:
@@ -147,10 +154,10 @@ def _slanted_label(x1: float, y1: float, x2: float, y2: float, text: str, share:
     return f'<text class="label" transform="{place}" dy="-6" text-anchor="middle">{escape(text)}</text>'
 
 
-def _points(x_axis: LogAxis, y_axis: LogAxis, shown: Sequence[Point]) -> list[str]:
+def _points(x_axis: LogAxis, y_axis: LogAxis, shown: Sequence[Point], said: Sequence[_Box]) -> list[str]:
     """Circles, their area growing with the share of time; large ones first so that small ones stay visible."""
     circles = [_circle(x_axis, y_axis, point) for point in shown]
-    return circles + _labels(x_axis, y_axis, shown)
+    return circles + _labels(x_axis, y_axis, shown, said)
 
 
 def _circle(x_axis: LogAxis, y_axis: LogAxis, point: Point) -> str:
@@ -172,20 +179,16 @@ def _radius(point: Point) -> float:
     return 4 + 22 * math.sqrt(point.share)
 
 
-def _labels(x_axis: LogAxis, y_axis: LogAxis, shown: Sequence[Point]) -> list[str]:
-    """Names of the points with most time, each where it covers no other point and no other name, or nowhere."""
+def _labels(x_axis: LogAxis, y_axis: LogAxis, shown: Sequence[Point], said: Sequence[_Box]) -> list[str]:
+    """Names of the points with most time, each where it covers no other point, no other name and nothing ``said``."""
     centres = [(x_axis(point.intensity), y_axis(point.gflops)) for point in shown]
-    taken: list[_Box] = []
+    taken = list(said)
     for index, point in enumerate(shown[:_LABELLED_POINTS]):
         others = [centre for position, centre in enumerate(centres) if position != index]
         places = _places(*centres[index], _radius(point), _shortened(point.title))
         free = (box for box in places if not any(box.holds(*centre) for centre in others))
         taken += itertools.islice((box for box in free if not any(box.meets(other) for other in taken)), 1)
-    return [
-        f'<text class="label" x="{(box.left + box.right) / 2:.1f}" y="{box.bottom - 4:.1f}" text-anchor="middle">'
-        f"{escape(box.text)}</text>"
-        for box in taken
-    ]
+    return [box.drawn() for box in taken[len(said) :]]
 
 
 def _shortened(name: str) -> str:
@@ -202,6 +205,10 @@ class _Box:
     right: float
     bottom: float
 
+    def drawn(self) -> str:
+        place = f'x="{(self.left + self.right) / 2:.1f}" y="{self.bottom - 4:.1f}"'
+        return f'<text class="label" {place} text-anchor="middle">{escape(self.text)}</text>'
+
     def holds(self, x: float, y: float) -> bool:
         return self.left - 6 <= x <= self.right + 6 and self.top - 6 <= y <= self.bottom + 6
 
@@ -215,8 +222,8 @@ class _Box:
 
 
 def _places(x: float, y: float, radius: float, text: str) -> list[_Box]:
-    """Where ``text`` (about 8 pixels a character) may stand: right of the point, left of it, above, below."""
-    width, height, gap = 8.0 * len(text), 18.0, radius + 3
+    """Where ``text`` may stand: right of the point, left of it, above, below."""
+    width, height, gap = _CHARACTER * len(text), _LINE, radius + 3
     corners = (
         (x + gap, y - height / 2),
         (x - gap - width, y - height / 2),

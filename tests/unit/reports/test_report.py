@@ -21,7 +21,7 @@ from tvm_ext.records.memory import MemoryUse
 from tvm_ext.records.rprogram import LayerCost, Prediction, RProgram, RTile
 from tvm_ext.reports.record import Ceiling, OperatorReport, PassTime, ceilings_of
 from tvm_ext.reports.report import BuildReport
-from tvm_ext.reports.svg import LogAxis, points
+from tvm_ext.reports.svg import LogAxis, points, roofline
 from tvm_ext.reports.text import by_time, format_time
 from tvm_ext.support.pass_clock import PassClock
 
@@ -278,3 +278,14 @@ def test_the_page_names_every_path(path: str, report: BuildReport) -> None:
     """A path that the page does not know would end it."""
     page = replace(report, operators=(operator("one", path=path),)).to_html()
     assert f'class="swatch {path}"' in page
+
+
+def test_no_name_covers_what_the_roofline_says_of_the_peak(report: BuildReport) -> None:
+    """An operator right above the peak's line, where its text stands: the name goes elsewhere."""
+    near = replace(operator("near"), measured_s=1.55e-8)
+    near = replace(near, choice=replace(near.choice, flops=5e3, bytes=50.0))
+    drawn = roofline(replace(report, operators=(near,)))
+    texts = re.findall(r'<text class="label" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]+)<', drawn)
+    peak, name = (next((float(x), float(y), text) for x, y, text in texts if said in text) for said in ("peak", "near"))
+    apart = abs(peak[1] - name[1]) >= 18 or abs(peak[0] - name[0]) >= 4 * (len(peak[2]) + len(name[2]))
+    assert apart, (peak, name)
