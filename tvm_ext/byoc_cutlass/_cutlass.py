@@ -46,13 +46,15 @@ def require() -> None:
 
 
 def include_folders() -> tuple[Path, ...]:
-    """Where CUTLASS's headers are, those of its tools and of its example 13 beside them; raises as `require`."""
+    """Where CUTLASS's headers are, those of its tools and of its examples beside them; raises as `require`."""
     require()
     spec = importlib.util.find_spec("cutlass_library")
     for root in (spec.submodule_search_locations or ()) if spec else ():
         source = Path(root) / "source"
         if (source / "include" / "cutlass" / "cutlass.h").is_file():
-            return source / "include", source / "tools" / "util" / "include", source / "examples" / PAIRS
+            examples = source / "examples"
+            utilities, own = source / "tools" / "util" / "include", Path(__file__).with_name("stand_ins")
+            return source / "include", utilities, examples / PAIRS, examples, own
     raise UnsupportedEnvironmentError(f"{PACKAGE} {VERSION} is installed without its headers.", INSTALL)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -51,12 +52,15 @@ class Regions:
     refused: list[CutlassRefusal] = field(default_factory=list)
 
 
-def regions_of(values: GraphValues, device: DeviceSpec) -> Regions:
-    """Products in program order: of two whose sum is one value, the first has the addition in its epilogue."""
+def regions_of(values: GraphValues, device: DeviceSpec, others: Sequence[Region] = ()) -> Regions:
+    """Products in program order: of two whose sum is one value, the first has the addition in its epilogue.
+
+    What belongs to the ``others`` is not looked at.
+    """
     regions = Regions()
-    owner: dict[Var, Region] = {}
+    owner = {member: region for region in others for member in region.members}
     for variable, call in values.bindings.items():
-        if operator_name(call) not in ANCHORS:
+        if operator_name(call) not in ANCHORS or variable in owner:
             continue
         try:
             problem = problem_of(call, values, device)

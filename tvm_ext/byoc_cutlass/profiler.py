@@ -17,8 +17,17 @@ from typing import Protocol
 
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.attention import Attention
 from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial, TrialOutcome, TrialStore, Verdict
-from tvm_ext.records.partition import LINK, CutlassProblem, CutlassProfile, CutlassRegion, ImplicitWindow, MatrixLayout
+from tvm_ext.records.partition import (
+    LINK,
+    CutlassProblem,
+    CutlassProfile,
+    CutlassRegion,
+    ImplicitWindow,
+    MatrixLayout,
+    parameter_of,
+)
 from tvm_ext.records.serialise import to_json
 
 from .elements import ELEMENTS
@@ -71,6 +80,8 @@ def workload_of(region: CutlassRegion, device: DeviceSpec, versions: Versions) -
 
 
 def _structure(region: CutlassRegion) -> str:
+    if region.attention is not None:
+        return to_json(region.attention)
     then = "" if region.then is None else f',"then":{_structure(region.then)}'
     epilogue, _ = shared_epilogue(region)
     return f'{{"problem":{to_json(region.problem)},"epilogue":{to_json(epilogue)}{then}}}'
@@ -112,6 +123,8 @@ def launch_of(candidate: Candidate, region: CutlassRegion) -> SampleLaunch:
 
 def buffers_of(region: CutlassRegion) -> list[tuple[str, int]]:
     """Type and bytes of the region's parameters in their order, and of its result."""
+    if region.attention is not None:
+        return _attention_buffers(region, region.attention)
     needs = [need for part in region.parts for need in _needs(part)]
     buffers: dict[int, tuple[str, int]] = {}
     for parameter, dtype, elements in needs:
@@ -122,6 +135,16 @@ def buffers_of(region: CutlassRegion) -> list[tuple[str, int]]:
     stored = shared_epilogue(last)[0].stored_elements(problem.rows, problem.columns, problem.batch)
     result = (dtype, stored * ELEMENTS[dtype].bits // 8)
     return [*(buffers.get(parameter, unread) for parameter in range(max(buffers) + 1)), result]
+
+
+def _attention_buffers(region: CutlassRegion, work: Attention) -> list[tuple[str, int]]:
+    places = (*region.factors, region.values, *(parameter_of(operand.name) for operand in region.operands))
+    found = {
+        place: (item.dtype, item.size * ELEMENTS[item.dtype].bits // 8)
+        for place, item in zip(places, work.operands[:-1], strict=True)
+    }
+    result = work.output.dtype, work.output.size * ELEMENTS[work.output.dtype].bits // 8
+    return [*(found[place] for place in sorted(found)), result]
 
 
 def _needs(region: CutlassRegion) -> Iterator[tuple[int, str, int]]:

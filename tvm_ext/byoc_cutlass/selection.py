@@ -16,6 +16,7 @@ from tvm_ext.errors import IllegalRewrite, InputError, TargetError
 from tvm_ext.records.partition import CutlassRegion
 from tvm_ext.records.serialise import to_json
 
+from .attention import AttentionFamily
 from .convolutions import ConvolutionFamily
 from .depthwise import DepthwiseFamily
 from .family import Config, TemplateFamily, shared_epilogue
@@ -58,6 +59,8 @@ class Candidate:
 def family_of(region: CutlassRegion, device: DeviceSpec) -> TemplateFamily[Any]:
     """The region's family; raises InputError, TargetError, IllegalRewrite for what no template of it reads."""
     problem, (epilogue, *behind) = region.problem, (shared_epilogue(part)[0] for part in region.parts)
+    if region.attention is not None:
+        return AttentionFamily(problem, device, epilogue, work=region.attention)
     if region.then is not None:
         return PairFamily(problem, device, epilogue, then=region.then.problem, second=behind[0])
     if problem.window is None:

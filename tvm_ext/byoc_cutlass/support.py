@@ -86,12 +86,9 @@ LAYER_NORM_EPSILON = 1e-5
 """Written out in device_layernorm.h."""
 
 
-def attention_left(value: str, attention: str) -> CutlassRefusal:
+def attention_left(value: str, attention: str, why: str) -> CutlassRefusal:
     """Why the products of ``attention``, which makes ``value``, keep their softmax between them."""
-    reason = (
-        f"attention of {attention}: the package's kernels of it (examples 41 and 88) are not configured here; each of "
-        "its products may have a template"
-    )
+    reason = f"attention of {attention}: {why}; each of its products may have a template"
     return CutlassRefusal(value=value, operator="attention", reason=reason, remedy="")
 
 

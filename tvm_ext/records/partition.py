@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
+from .attention import Attention
+
 PARTITION = "tvm_ext.partition"
 """Module attribute: what was taken and refused, a `CutlassPartition` as JSON."""
 
@@ -199,7 +201,8 @@ class CutlassRegion:
     ``factors`` are the function's parameters that are A and B. ``expression`` is the epilogue of ``accum`` and
     ``operands``, whose names are those of the parameters (`operand_name`), stored as ``out_dtype``. ``ended`` says why
     the epilogue has no further step, ``saved_us`` what the model expects of fusing it. ``then`` is the product that
-    follows in the same kernel: its first factor, `LINK` in place of a parameter, is what this one makes.
+    follows in the same kernel: its first factor, `LINK` in place of a parameter, is what this one makes. Of an
+    ``attention`` the product is that of queries and keys, and the parameter ``values`` has the values.
     """
 
     value: str  # the graph's name of the result
@@ -213,6 +216,8 @@ class CutlassRegion:
     ended: str
     saved_us: float
     then: CutlassRegion | None = None
+    attention: Attention | None = None
+    values: int = LINK
 
     @property
     def parts(self) -> tuple[CutlassRegion, ...]:

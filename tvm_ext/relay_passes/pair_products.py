@@ -329,6 +329,8 @@ def _runs(func: RelaxFunction, functions: dict[GlobalVar, RelaxFunction]) -> lis
         for binding in block.bindings:
             if not isinstance(binding.value, Call) or binding.value.op not in functions:
                 continue
+            if region_of(functions[binding.value.op]).attention is not None:
+                continue
             before = _before(binding, functions)
             run = last.pop(before) if before in last and read[before] == 1 else []
             last[binding.var] = [*run, binding]

@@ -21,15 +21,17 @@ from tvm_ext._tvm import (
     relax,
 )
 from tvm_ext.analysis.relax_values import dtype_of, is_graph, is_tensor
+from tvm_ext.byoc_cutlass.attention import attention_region
 from tvm_ext.byoc_cutlass.graph_values import GraphValues
 from tvm_ext.byoc_cutlass.layout_changes import TO_NHWC, PlanesSource
 from tvm_ext.byoc_cutlass.patterns import Region, regions_of
 from tvm_ext.byoc_cutlass.support import attention_left, norms_left
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite, TargetError
 from tvm_ext.records.partition import PARTITION, CutlassPartition, CutlassRefusal
 from tvm_ext.records.serialise import to_json
 
-from .attention.recognise import FoundAttention, attentions_of
+from .attention.recognise import FoundAttention, RefusedAttention, attentions_of
 from .composites import call_of_composite, new_composite
 from .rewriting import with_calls
 
@@ -55,12 +57,13 @@ class PartitionCutlass:
             if not is_graph(func):
                 continue
             values = GraphValues(mod, func)
-            regions = regions_of(values, self.device)
-            taken += [region.record for region in regions.taken]
+            attentions, left = _attentions(values, self.device)
+            regions = regions_of(values, self.device, attentions)
+            taken += [region.record for region in (*attentions, *regions.taken)]
             refused += regions.refused
-            others += [*norms_left(values), *_attentions_left(values)]
-            if regions.taken:
-                builder.update_func(gv, _cut(func, regions.taken, values, builder))
+            others += [*norms_left(values), *left]
+            if attentions or regions.taken:
+                builder.update_func(gv, _cut(func, regions.taken, attentions, values, builder))
         record = CutlassPartition(
             device=self.device.name, taken=tuple(taken), refused=tuple(refused), others=tuple(others)
         )
@@ -69,19 +72,49 @@ class PartitionCutlass:
         return cleaned.with_attr(PARTITION, to_json(record))
 
 
-def _attentions_left(values: GraphValues) -> list[CutlassRefusal]:
-    """Each attention, with the reason why its products and its softmax stay apart."""
-    return [
-        attention_left(attention.result.name, str(attention.work))
-        if isinstance(attention, FoundAttention)
-        else attention_left("", ", ".join(attention.operators))
-        for attention in attentions_of(values)
-    ]
+def _attentions(values: GraphValues, device: DeviceSpec) -> tuple[list[Region], list[CutlassRefusal]]:
+    """Each attention that a template serves, and of the others why their products and their softmax stay apart."""
+    taken: list[Region] = []
+    left = []
+    for found in attentions_of(values):
+        if isinstance(found, RefusedAttention):
+            left.append(attention_left("", ", ".join(found.operators), found.reason))
+            continue
+        operands = tuple(dict.fromkeys(found.sources))
+        places = tuple(operands.index(source) for source in found.sources)
+        try:
+            record = attention_region(found.work, found.result.name, places, device)
+        except (IllegalRewrite, TargetError) as refusal:
+            left.append(attention_left(found.result.name, str(found.work), refusal.problem))
+            continue
+        taken.append(Region(record=record, members=_between(found, values), operands=operands))
+    return taken, left
 
 
-def _cut(func: RelaxFunction, regions: Sequence[Region], values: GraphValues, builder: BlockBuilder) -> RelaxFunction:
-    """``func`` with a call in the place of each region's result, behind everything that the region reads."""
-    calls = {region.result: _call(region, values, builder) for region in regions}
+def _between(found: FoundAttention, values: GraphValues) -> tuple[Var, ...]:
+    """What leads from the sources of an attention to its result, in program order."""
+    members, front = set(), [found.result]
+    while front:
+        value = front.pop()
+        if value in values.bindings and value not in found.sources and value not in members:
+            members.add(value)
+            operator = values.operator_of(values.bindings[value])
+            front += [operand for operand in (operator[1] if operator else ()) if isinstance(operand, Var)]
+    return tuple(value for value in values.bindings if value in members)
+
+
+def _cut(
+    func: RelaxFunction,
+    regions: Sequence[Region],
+    attentions: Sequence[Region],
+    values: GraphValues,
+    builder: BlockBuilder,
+) -> RelaxFunction:
+    """``func`` with a call in the place of each region's result, behind everything that the region reads.
+
+    What leads to an attention may be used elsewhere, too: it is dead code where it is not.
+    """
+    calls = {region.result: _call(region, values, builder) for region in (*attentions, *regions)}
     return with_calls(func, calls, {member for region in regions for member in region.members[:-1]})
 
 
