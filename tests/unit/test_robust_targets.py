@@ -130,6 +130,7 @@ def expected(name: str) -> np.ndarray:
 
 @pytest.mark.sampled
 @x86
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("target", [AVX2, SSE2, {"kind": "llvm", "num-cores": 1}], ids=["avx2", "sse2", "one core"])
 @pytest.mark.parametrize("name", NAMES)
 def test_results_are_right(name: str, target: dict[str, Any]) -> None:
@@ -141,7 +142,7 @@ def test_results_are_right(name: str, target: dict[str, Any]) -> None:
 
 
 # --- registers --------------------------------------------------------------------------------------------------------
-@pytest.mark.sampled
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("target", "absent"), [(AVX2, "%zmm"), (SSE2, "%ymm")], ids=["avx2", "sse2"])
 def test_no_wider_register_than_the_target_has(name: str, target: dict[str, Any], absent: str) -> None:
@@ -194,6 +195,7 @@ def test_a_register_on_the_stack_is_seen(prologue: str, found: int) -> None:
 
 
 # --- one core ---------------------------------------------------------------------------------------------------------
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kernel_for_one_core_starts_no_threads(name: str) -> None:
     assert "ParallelLaunch" not in assembly(name, {**AVX2, "num-cores": 1})
@@ -208,6 +210,7 @@ def test_several_cores_do_start_threads() -> None:
 
 
 # --- another architecture ---------------------------------------------------------------------------------------------
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_arm_library_is_compiled(name: str, tmp_path: Path) -> None:
     compiled = code(name, NEON)

@@ -49,6 +49,7 @@ def model_of(
     return helper.make_model(graph, opset_imports=opsets, ir_version=8), x, value
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("target", ["llvm", "cpu-sse2", "cpu-avx2"])
 @pytest.mark.parametrize(
     ("shape", "columns", "block", "zeros", "bias"),

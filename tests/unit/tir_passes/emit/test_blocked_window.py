@@ -43,6 +43,7 @@ def check_blocked_depthwise(rng, size, kernel, *, channels=16, batch=1, block=8,
     return choice
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("size", "kernel", "how"),
     [
@@ -60,6 +61,7 @@ def test_depthwise_of_blocks(size, kernel, how, rng):
     check_blocked_depthwise(rng, size, kernel, **how)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("channels", "batch", "block", "device"), [(8, 1, 8, AVX2), (24, 3, 8, SSE), (16, 1, 16, AVX2), (48, 2, 16, {})]
 )
@@ -69,6 +71,7 @@ def test_depthwise_of_blocks_on_other_registers(channels, batch, block, device, 
     check_blocked_depthwise(rng, (11, 19), (3, 3), channels=channels, batch=batch, block=block, device=device, **how)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("counts_padding", [False, True])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (2, 2, 0), (5, 3, 2)])
 def test_poolings_of_blocks(kernel, stride, padding, counts_padding, rng):

@@ -56,6 +56,7 @@ def test_rows_without_vectors_of_multiply_adds_have_none() -> None:
         assert dot_instruction(lookup(name), "bfloat16", "bfloat16", "float32") is None
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("_models")
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("seed", range(3))
@@ -82,6 +83,7 @@ def test_results_of_bfloat16_are_rounded_once(k: int) -> None:
     assert (got == sums.astype(ml_dtypes.bfloat16).astype("float32")).mean() > 0.95  # another order of additions
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("_models")
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("strides", [(1, 1), (2, 1)])

@@ -61,6 +61,7 @@ def error(got: Any, wanted: Any) -> float:
     return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("seed", range(3))
 def test_products_of_random_shapes(row: str, seed: int) -> None:
