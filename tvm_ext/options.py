@@ -196,7 +196,12 @@ class BuildOptions:
         check_choice("layout", self.layout, ("auto", "NCHW", "NCHWc", "NHWC"))
         check_choice("winograd", self.winograd, ("auto", "fast", "off"))
         check_choice("precision", self.precision, ("float32", "bfloat16", "auto", "bfloat16-emulated", "int8"))
-        if self.precision_bound is not None or self.precision == "auto":
+        if self.precision_bound is None and self.precision == "auto":
+            raise OptionError(
+                "option 'precision' is 'auto', and no 'precision_bound' says how far results may be off.",
+                "pass precision_bound=0.01, say: the largest relative error of an output",
+            )
+        if self.precision_bound is not None:
             check_fraction("precision_bound", self.precision_bound)
         for flag in ("check_machine_code", "bulk_copies", "flush_denormals", "guard_memory"):
             if not isinstance(getattr(self, flag), bool):

@@ -31,7 +31,8 @@ _SCALES: dict[str, tuple[tuple[int, ...], int | None]] = {
 def check_scales(pen: Pen) -> None:
     """Raise ModelError where a known scale of the node is NaN, infinite or negative, or 0 of what is divided by it.
 
-    So where a DequantizeLinear reads bytes of another type than its zero point's: the zero point is out of range.
+    So where a DequantizeLinear reads bytes of another type than its zero point's (the zero point is out of range), and
+    where scales, zero points and the axis of either operator do not fit each other.
     """
     operands, result = _SCALES.get(pen.op_type, ((), None))
     if pen.op_type == "QLinearConcat":
@@ -48,6 +49,16 @@ def check_scales(pen: Pen) -> None:
         if own and zero and own != zero:
             kinds = " and ".join(onnx.TensorProto.DataType.Name(code) for code in (own, zero))
             raise pen.refusal(f"has bytes and a zero point of types {kinds}", "give both one type")
+    scale, zero_point = (pen.constants.get(pen.operand(place)) for place in (1, 2))
+    if pen.op_type not in ("QuantizeLinear", "DequantizeLinear") or scale is None or pen.integer("block_size", 0):
+        return
+    if zero_point is not None and zero_point.size != scale.size:
+        raise pen.refusal(f"has {zero_point.size} zero points for {scale.size} scales", "give each scale one")
+    axis, shape = pen.integer("axis", 1), pen.shape(pen.x)
+    if scale.size > 1 and shape is not None and (not -len(shape) <= axis < len(shape) or shape[axis] != scale.size):
+        raise pen.refusal(
+            f"has {scale.size} scales along axis {axis} of shape {list(shape)}", "give one for all, or each place one"
+        )
 
 
 @rule("ConvInteger", replaces=True)
