@@ -194,6 +194,27 @@ def test_scales_that_do_not_fit_are_refused_by_the_node(
         relay.frontend.from_onnx(writer.model((6, 8) if quantises else (4, 6), y))
 
 
+@pytest.mark.parametrize(
+    ("place", "operand", "match"),
+    [
+        (4, np.full(5, 0.5, "float32"), r"5 scales of shape \[2, 4, 1, 1\]"),
+        (5, np.zeros(5, "uint8"), "5 zero points for 1 scales"),
+        (2, np.int8(3), "types UINT8 and INT8"),
+        (6, np.full(2, 0.5, "float32"), r"2 scales of shape \[\]"),
+    ],
+    ids=["weights", "zero points", "types", "result"],
+)
+def test_operands_of_a_convolution_that_do_not_fit_are_refused(place: int, operand: Any, match: str) -> None:
+    writer = Writer()
+    good, zero = writer.constant(np.float32(0.5)), writer.constant(np.uint8(3))
+    weight = writer.constant(np.ones((2, 4, 1, 1), "uint8"))
+    operands = [writer.add("QuantizeLinear", "x", good, zero), good, zero, weight, good, zero, good, zero]
+    operands[place] = writer.constant(operand)
+    y = writer.add("DequantizeLinear", writer.add("QLinearConv", *operands), good, zero)
+    with pytest.raises(ModelError, match=f"(?s)QLinearConv node .*{match}"):
+        relay.frontend.from_onnx(writer.model((1, 4, 5, 6), y))
+
+
 @pytest.mark.parametrize("scale", [0.0, -0.5, np.nan, np.inf])
 @pytest.mark.parametrize("operator", ["QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearAdd", "QGemm"])
 def test_scales_that_make_no_sense_are_refused_by_the_node(operator: str, scale: float) -> None:
