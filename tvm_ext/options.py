@@ -192,8 +192,10 @@ class BuildOptions:
         check_choice("layout", self.layout, ("auto", "NCHW", "NCHWc", "NHWC"))
         check_choice("winograd", self.winograd, ("auto", "fast", "off"))
         check_choice("precision", self.precision, ("float32", "bfloat16", "auto", "bfloat16-emulated", "int8"))
-        if self.precision_bound is not None or self.precision == "auto":
+        if self.precision_bound is not None:
             check_fraction("precision_bound", self.precision_bound)
+        elif self.precision == "auto":
+            raise wrong_value("precision_bound", None, "a number: the largest error that precision 'auto' may make")
         for flag in ("check_machine_code", "bulk_copies", "flush_denormals"):
             if not isinstance(getattr(self, flag), bool):
                 raise wrong_value(flag, getattr(self, flag), "True or False")
@@ -234,10 +236,8 @@ class BuildOptions:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> BuildOptions:
         """The options that a PassContext's ``config`` sets; keys without our prefix are somebody else's."""
-        ours = {
-            key.removeprefix(CONFIG_PREFIX): value for key, value in config.items() if key.startswith(CONFIG_PREFIX)
-        }
-        return cls.create(**ours)
+        ours = {key: value for key, value in config.items() if key.startswith(CONFIG_PREFIX)}
+        return cls.create(**{key.removeprefix(CONFIG_PREFIX): value for key, value in ours.items()})
 
     def updated(self, **values: Any) -> BuildOptions:
         """A copy with ``values`` in place; an unknown name raises `OptionError` with the nearest known one."""
