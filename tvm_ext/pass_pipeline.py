@@ -69,6 +69,7 @@ from tvm_ext.relay_passes.schedule_wavefronts import ScheduleWavefronts
 from tvm_ext.relay_passes.settle_empty_tensors import SettleEmptyTensors
 from tvm_ext.relay_passes.settle_packed import SettlePackedProducts
 from tvm_ext.relay_passes.split_concatenations import SplitConcatenations
+from tvm_ext.relay_passes.tabulate_bytes import TabulateBytes
 from tvm_ext.relay_passes.trim_taps import TrimTaps
 from tvm_ext.relay_passes.trust_arguments import TrustArguments
 from tvm_ext.support.kernel_cache import KernelCache
@@ -131,17 +132,16 @@ def narrowing_passes(target: tvm.target.Target, device: DeviceSpec, options: Bui
 def layout_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
     """Layouts that Roller's kernels gain by. Nothing for stock TVM's schedules, which are written for NCHW."""
     templates = options.enable_cutlass is True and has(device, TEMPLATES_SINCE)
-    if options.enable_roller is False or options.layout == "NCHW":
+    if options.enable_roller is False or options.layout in ("NCHW", *(["NHWC"] if device.kind == "cpu" else [])):
         return []
     if device.kind != "cpu":
         # Channels last is what matrix units read; nothing where the device has none for the convolutions' type.
         # Templates read nothing else, of grouped convolutions neither.
         last = ChannelsLast(device, always=options.layout == "NHWC" or templates, grouped=templates)
         return [last, relax.transform.DeadCodeElimination()]
-    if options.layout == "NHWC":
-        return []
-    # While convolutions say what they are; behind the clean-up. 3-D ones become 2-D, which then have a layout.
-    return [FoldDepth(device), relax.transform.DeadCodeElimination(), BlockChannels(device, options.layout)]
+    # 3-D convolutions become 2-D, which then have a layout; chains of bytes become tables.
+    clean = relax.transform.DeadCodeElimination()
+    return [FoldDepth(device), clean, BlockChannels(device, options.layout), TabulateBytes(device)]
 
 
 def cutlass_passes(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
