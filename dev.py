@@ -37,7 +37,7 @@ BUILD_FILES = (
     "tvm_ext/**/*.h",
     "tvm_ext/**/*.cu",
 )
-_OF_LINUX = ("libtvm_ext_rammer", "libtvm_ext_onnxruntime", "libtvm_ext_weights")
+_OF_LINUX = ("libtvm_ext_rammer", "libtvm_ext_onnxruntime", "libtvm_ext_weights", "tvm_ext_weights_loader")
 NATIVE_PARTS = ("libtvm_ext_options", *(_OF_LINUX if sys.platform == "linux" else ()))
 
 

@@ -29,6 +29,7 @@ from _rtask_graphs import chosen_alone, constructed_alone, graph_of, kept_graph,
 from _schedules import gantt_file, paper_ms, unit_activity
 from rich.table import Table
 
+from benchmarks.baseline_policies import BASELINES
 from benchmarks.networks import models
 from tvm_ext import relay
 from tvm_ext._tvm import IRModule
@@ -45,7 +46,6 @@ from tvm_ext.relay_passes.wavefronts.schedule_check import check_schedule
 
 DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")
 SHOWN = ("launches", "wavefront", "list", "segments")
-BASELINES = ("round-robin", "zig-zag", "shared-queue")
 CONSTRUCTED, SEVERAL, SELECTED = "constructed", "several", "selected"
 """Kernels of an operator: the one that is constructed first; another one too; of these the one that "list" selects."""
 OVERLAPPED = "overlapped"

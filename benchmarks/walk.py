@@ -2,10 +2,13 @@
 
 python benchmarks/walk.py              # all, in a folder that is made for it and removed
 python benchmarks/walk.py --only tune  # those with this word anew; the page keeps the others
+
+The page names the machine that most outputs come from, and behind each other output its own.
 """
 
 from __future__ import annotations
 
+import collections
 import itertools
 import os
 import re
@@ -75,6 +78,14 @@ class Step:
     command: str
     comment: str = ""
     not_run: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Printed:
+    """What a command printed, and the day and machine of it."""
+
+    text: str
+    where: str
 
 
 def documented(page: Path) -> list[Step]:
@@ -185,31 +196,49 @@ def shortened(text: str) -> str:
     return "\n".join([*lines[:MOST_LINES], f"... {cut} more lines"] if cut > 1 else lines)
 
 
-def page_of(sections: dict[str, list[Step]], outputs: dict[str, str], environment: Environment) -> str:
+def here(environment: Environment) -> str:
+    """The day and the machine."""
+    return f"{environment.date[:10]}, {environment.device}, {environment.threads} threads"
+
+
+def page_of(sections: dict[str, list[Step]], outputs: dict[str, Printed]) -> str:
     """The page's text. ``outputs`` are what commands printed."""
+    shown = [step.command for steps in sections.values() for step in steps if step.command in outputs]
+    (most,) = collections.Counter(outputs[command].where for command in shown).most_common(1)[:1]
     blocks = [
         "# A walk through the commands\n",
         "This page shows every command of the README, of the [guide](guide.md) and of `tvm-ext`, with what it prints.\n"
         "`python benchmarks/walk.py` makes it, on small models; long outputs are cut. Other work may have kept the\n"
-        f"machine busy, so that its times are no measurements: {environment.date[:10]}, {environment.device},\n"
-        f"{environment.threads} threads.\n",
+        f"machine busy, so that its times are no measurements. Where nothing else is said:\n{most[0]}.\n",
     ]
     for title, steps in sections.items():
         blocks.append(f"## {title}\n")
         for step in steps:
             comment = f"  # {step.comment}" if step.comment else ""
             blocks.append(f"```sh\n{step.command}{comment}\n```\n")
-            text = outputs.get(step.command, "")
-            blocks.append(
-                f"Not run here: {step.not_run}.\n" if step.not_run else f"```text\n{text or '(nothing)'}\n```\n"
-            )
+            if step.not_run:
+                blocks.append(f"Not run here: {step.not_run}.\n")
+            elif own := outputs.get(step.command):
+                blocks.append(f"```text\n{own.text or '(nothing)'}\n```\n")
+                blocks += [f"{_ELSEWHERE}{own.where}.\n"] if own.where != most[0] else []
     return "\n".join(blocks)
 
 
-def outputs_in(page: str) -> dict[str, str]:
+_ELSEWHERE = "Printed elsewhere: "
+
+
+def outputs_in(page: str) -> dict[str, Printed]:
     """What the commands of a page printed, by command."""
-    pairs = re.findall(r"```sh\n([^\n]*)\n```\n\n```text\n(.*?)\n```\n", page, re.DOTALL)
-    return {command.partition("  #")[0].strip(): text for command, text in pairs}
+    most = re.findall(r"Where nothing else is said:\n(.*)\.\n", page)
+    found = re.findall(
+        rf"```sh\n([^\n]*)\n```\n\n```text\n(.*?)\n```\n(?:\n{_ELSEWHERE}([^\n]*)\.\n)?", page, re.DOTALL
+    )
+    return {
+        command.partition("  #")[0].strip(): Printed(
+            text=text, where=where or (most or ["a machine that is not known"])[0]
+        )
+        for command, text, where in found
+    }
 
 
 def ran(sections: dict[str, list[Step]], only: str | None) -> Iterator[tuple[str, str]]:
@@ -231,8 +260,8 @@ def main(
     sections, environment = all_steps(), current_environment()
     outputs = outputs_in(output.read_text(encoding="utf-8")) if output.is_file() else {}
     for command, text in ran(sections, only):
-        outputs[command] = text
-        write_atomically(output, page_of(sections, outputs, environment).encode())
+        outputs[command] = Printed(text=text, where=here(environment))
+        write_atomically(output, page_of(sections, outputs).encode())
 
 
 if __name__ == "__main__":

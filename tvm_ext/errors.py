@@ -79,10 +79,6 @@ class DivisionByZeroError(TvmExtError, ZeroDivisionError):
     """An integer is divided by 0: in a run, or, where the divisor is constant, in a build."""
 
 
-class MemoryGuardError(TvmExtError, AssertionError):
-    """A kernel, run in guarded memory, wrote outside a tensor or to an input, or left an element unwritten."""
-
-
 class ConcurrentUseError(TvmExtError, RuntimeError):
     """Two threads use one `GraphModule`, or the inputs and outputs that a `Machine` keeps, at once or by turns."""
 
@@ -117,7 +113,6 @@ ALL: tuple[type[TvmExtError], ...] = (
     VerificationError,
     IndexRangeError,
     DivisionByZeroError,
-    MemoryGuardError,
     ConcurrentUseError,
     ForkError,
     IllegalRewrite,

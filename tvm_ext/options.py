@@ -147,9 +147,6 @@ class BuildOptions:
     flush_denormals
         On CPUs: whether kernels take subnormal numbers for 0 (FTZ and DAZ), in every thread that runs them. Arithmetic
         on them takes some processors many times as long. The caller's own mode is restored by each kernel.
-    guard_memory
-        For tests, on CPUs: every kernel of a run gets its tensors between guard words and its workspaces between guard
-        elements, and what it writes outside, to an input, or not at all is a MemoryGuardError that names the kernel.
 
     Raises
     ------
@@ -181,7 +178,6 @@ class BuildOptions:
     rammer_policy: str = "segments"
     bounds: Literal["error", "wrap"] = "error"
     flush_denormals: bool = False
-    guard_memory: bool = False
 
     def __post_init__(self) -> None:
         for switch in (field.name for field in fields(self) if field.type == _SWITCH):
@@ -196,9 +192,11 @@ class BuildOptions:
         check_choice("layout", self.layout, ("auto", "NCHW", "NCHWc", "NHWC"))
         check_choice("winograd", self.winograd, ("auto", "fast", "off"))
         check_choice("precision", self.precision, ("float32", "bfloat16", "auto", "bfloat16-emulated", "int8"))
-        if self.precision_bound is not None or self.precision == "auto":
+        if self.precision_bound is not None:
             check_fraction("precision_bound", self.precision_bound)
-        for flag in ("check_machine_code", "bulk_copies", "flush_denormals", "guard_memory"):
+        elif self.precision == "auto":
+            raise wrong_value("precision_bound", None, "a number: the largest error that precision 'auto' may make")
+        for flag in ("check_machine_code", "bulk_copies", "flush_denormals"):
             if not isinstance(getattr(self, flag), bool):
                 raise wrong_value(flag, getattr(self, flag), "True or False")
         check_choice("pipelining", self.pipelining, ("full", "multistage", "double"))
@@ -238,10 +236,8 @@ class BuildOptions:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> BuildOptions:
         """The options that a PassContext's ``config`` sets; keys without our prefix are somebody else's."""
-        ours = {
-            key.removeprefix(CONFIG_PREFIX): value for key, value in config.items() if key.startswith(CONFIG_PREFIX)
-        }
-        return cls.create(**ours)
+        ours = {key: value for key, value in config.items() if key.startswith(CONFIG_PREFIX)}
+        return cls.create(**{key.removeprefix(CONFIG_PREFIX): value for key, value in ours.items()})
 
     def updated(self, **values: Any) -> BuildOptions:
         """A copy with ``values`` in place; an unknown name raises `OptionError` with the nearest known one."""

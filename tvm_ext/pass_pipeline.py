@@ -69,12 +69,12 @@ from tvm_ext.relay_passes.schedule_wavefronts import ScheduleWavefronts
 from tvm_ext.relay_passes.settle_empty_tensors import SettleEmptyTensors
 from tvm_ext.relay_passes.settle_packed import SettlePackedProducts
 from tvm_ext.relay_passes.split_concatenations import SplitConcatenations
+from tvm_ext.relay_passes.tabulate_bytes import TabulateBytes
 from tvm_ext.relay_passes.trim_taps import TrimTaps
 from tvm_ext.relay_passes.trust_arguments import TrustArguments
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 from tvm_ext.tir_passes.flush_denormals import flushing_passes
-from tvm_ext.tir_passes.guard_workspaces import GuardWorkspaces
 from tvm_ext.tir_passes.merge_rtasks import MergeRTasks
 from tvm_ext.tir_passes.pipelining.route import wishes_of
 from tvm_ext.tir_passes.plan.chain import judge_for
@@ -132,17 +132,16 @@ def narrowing_passes(target: tvm.target.Target, device: DeviceSpec, options: Bui
 def layout_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
     """Layouts that Roller's kernels gain by. Nothing for stock TVM's schedules, which are written for NCHW."""
     templates = options.enable_cutlass is True and has(device, TEMPLATES_SINCE)
-    if options.enable_roller is False or options.layout == "NCHW":
+    if options.enable_roller is False or options.layout in ("NCHW", *(["NHWC"] if device.kind == "cpu" else [])):
         return []
     if device.kind != "cpu":
         # Channels last is what matrix units read; nothing where the device has none for the convolutions' type.
         # Templates read nothing else, of grouped convolutions neither.
         last = ChannelsLast(device, always=options.layout == "NHWC" or templates, grouped=templates)
         return [last, relax.transform.DeadCodeElimination()]
-    if options.layout == "NHWC":
-        return []
-    # While convolutions say what they are; behind the clean-up. 3-D ones become 2-D, which then have a layout.
-    return [FoldDepth(device), relax.transform.DeadCodeElimination(), BlockChannels(device, options.layout)]
+    # 3-D convolutions become 2-D, which then have a layout; chains of bytes become tables.
+    clean = relax.transform.DeadCodeElimination()
+    return [FoldDepth(device), clean, BlockChannels(device, options.layout), TabulateBytes(device)]
 
 
 def cutlass_passes(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
@@ -245,7 +244,7 @@ def kernel_passes(
         known = {"tiles": tuned.configurations, "failed": tuned.failed, "wishes": wishes_of(options)}
         return [ConstructKernels(device, options, alternatives=several, accept=accept, **known)]  # type: ignore[arg-type] # each is its own
     if options.enable_roller is False:
-        return [*flushing, *([GuardWorkspaces()] if options.guard_memory else [])]
+        return flushing
     return [
         *flushing,
         # Construction may repack what is constant at every call, so it has to know before it chooses.
@@ -255,9 +254,8 @@ def kernel_passes(
         *_cpu_construction(device, options, cache, tuned.configurations),
         # The choices ask for packed constants: rewrite them at the call sites, once, at compile time.
         PackConstants(),
-        # On one core no kernel starts threads, however it was made. Then a test mode, behind all that changes loops.
+        # On one core no kernel starts threads, however it was made.
         *([SerialiseLoops()] if device.unit_count == 1 else []),
-        *([GuardWorkspaces()] if options.guard_memory else []),
     ]
 
 
@@ -382,8 +380,6 @@ def plan_build(
     device, resolved = device_for_target(target)
     device = device if options.device is None else chosen_device(options.device, device)
     device = as_compiled(device, code or resolved)
-    if options.guard_memory and device.kind != "cpu":
-        raise OptionError(f"option 'guard_memory' is for CPUs, and {device.name} is none.", "build for 'llvm'")
     options = with_schedules_settled(device, options)
     if device.kind == "opencl":
         enable_opencl_math()

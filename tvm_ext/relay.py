@@ -354,8 +354,7 @@ def _compile(
     by_kernel = not whole and all(_compiles_by_kernel(mod, plan) for mod in mods.values())
     kernels, lowered = {}, {}
     with plan.target, timed_context(clock), Compiler(plan.target, 1 if watched else usable_core_count()) as compiler:
-        stay = by_kernel and not plan.options.guard_memory  # whose pass changes kernels once more
-        cache.on_construction = (lambda *made: compiler.start(*called_as(*made))) if stay else None
+        cache.on_construction = (lambda *made: compiler.start(*called_as(*made))) if by_kernel else None
         for name, mod in mods.items():
             construct = plan.construct if name == "main" else _constructing_variant(plan, cache, name)
             with EXCLUSIVE:

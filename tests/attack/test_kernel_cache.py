@@ -150,6 +150,7 @@ def resealed() -> Iterator[tuple[str, Callable[[CachedKernel], CachedKernel]]]:
     yield "half the code", lambda kernel: replace(kernel, code=kernel.code[: len(kernel.code) // 2])
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("change", [pytest.param(change, id=name) for name, change in resealed()])
 def test_a_sealed_entry_with_wrong_contents_is_made_anew(
     entry: Path, change: Callable[[CachedKernel], CachedKernel]

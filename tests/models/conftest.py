@@ -10,10 +10,10 @@ import pytest
 import tvm
 
 from benchmarks.networks import models
+from tests.support.guarded_memory import guard
 from tvm_ext import relay
 from tvm_ext.bench import contenders
 from tvm_ext.errors import UnsupportedEnvironmentError
-from tvm_ext.runtime.guarded_memory import guard
 
 Arrays = Mapping[str, np.ndarray]
 

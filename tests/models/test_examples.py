@@ -125,6 +125,7 @@ def _with_smaller_models(notebook: Any, stem: str) -> None:
 
 
 @whole_or_smaller
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path: Path, is_whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("nbclient", "ipykernel", "matplotlib", "onnxruntime"):

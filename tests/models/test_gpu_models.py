@@ -66,6 +66,7 @@ def test_the_opencl_of_a_model_in_half_precision_computes_it(name: str, build_mo
     assert relative_error(run_in_opencl(to_half(model), halves), reference(model, inputs)) <= 5e-3
 
 
+@pytest.mark.slow
 @needs_opencl
 @pytest.mark.parametrize(
     ("dtype", "layers", "sequence"),
@@ -94,6 +95,7 @@ def test_layers_that_are_alike_share_their_kernels() -> None:
     assert called[3].total() > called[2].total() + 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "device"), [(1, DEVICES[1]), *(pytest.param(32, device, marks=slow) for device in DEVICES)]
 )

@@ -36,6 +36,7 @@ def run(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarra
     return session.run(None, inputs)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_outputs_show_wrong_answers(name: str) -> None:
     model = build(name, batch=2)

@@ -19,7 +19,7 @@ from tvm_ext.errors import CompileError, IllegalRewrite
 
 pytestmark = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
 
-EVERYDAY = 20
+EVERYDAY = 12
 ALL = 300
 LOOPS_ON_THE_HOST = ("cumsum",)
 """Stock TVM's own scan: its host function computes the sizes of its launches, which `opencl_cpu` does not do."""

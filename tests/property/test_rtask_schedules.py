@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from benchmarks.baseline_policies import BASELINES
 from tests.support.rtask_interleavings import faults, with_entry, without_one_wait
 from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.errors import IllegalRewrite
@@ -78,7 +79,7 @@ def devices(draw: DrawFn, counts: SearchStrategy[int]) -> MakeDevice:
 FEW, MANY = st.integers(1, 6), st.integers(MOST_EXACT + 1, MOST_EXACT + 8)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*POLICIES, *BASELINES])
 @settings(max_examples=15, deadline=None)
 @given(graph=graphs(), make=devices(FEW | MANY))
 def test_schedules_are_whole_and_ordered(policy: str, graph: RTaskGraph, make: MakeDevice) -> None:
@@ -343,7 +344,7 @@ def test_constants_keep_an_operator_where_it_ran() -> None:
     assert paper.makespan_s > 2 * ours.makespan_s
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*POLICIES, *BASELINES])
 def test_graphs_of_extreme_shapes(policy: str) -> None:
     kernel = RKernel(name="k", task_count=2, task_s=US)
     alone = ROperator(name="alone", kernels=(kernel,))
@@ -375,7 +376,7 @@ def test_wide_devices_share_their_waits() -> None:
     assert len(list(program.entries())) == 320
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*POLICIES, *BASELINES])
 def test_kernels_that_fit_no_unit_together_are_kept_apart(policy: str) -> None:
     def make(need: Need) -> VDevice:
         if need.threads * need.registers > 65536:

@@ -12,8 +12,11 @@ from tvm_ext._tvm import target_has_feature
 from tvm_ext.devices.device_db import device_for_target, lookup
 from tvm_ext.devices.dot_instructions import (
     BFDOT,
+    BFMMLA,
     DOT_INSTRUCTIONS,
+    TILE_INSTRUCTIONS,
     USDOT,
+    USMMLA,
     VDPBF16PS,
     VPDPBUSD,
     VPMADDWD,
@@ -28,7 +31,7 @@ FEATURES = {
     "cpu-cascade-lake": ("x86-64-v4", ("-prefer-256-bit",)),
     "cpu-cascade-lake-avx2": ("x86-64-v3", ()),
     "cpu-zen3": ("x86-64-v3", ("+avxvnni",)),
-    "cpu-neoverse-v1": ("neoverse-v1", ()),
+    "cpu-neoverse-v1": ("neoverse-v1", ()),  # as its row says
 }
 """Recorded rows, and the instruction set that kernels are constructed for there."""
 
@@ -63,7 +66,8 @@ def row_of(name: str) -> DeviceSpec:
 def use_models_of_missing_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the tests' target lacks is computed by `model`."""
     target = device_for_target("llvm")[1]
-    for row in DOT_INSTRUCTIONS:
+    in_vectors = [row for row in TILE_INSTRUCTIONS if row.tile is not None and not row.tile.registers]
+    for row in (*DOT_INSTRUCTIONS, *in_vectors):
         if not all(target_has_feature(name, target) for name in row.features):
             stand_in(monkeypatch, row)
 
@@ -78,6 +82,39 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, missing: DotInstruction) -> None:
 
 
 def model(row: DotInstruction, sums: Any, data: Any, weights: Any) -> Any:
+    """What ``row`` does, in arithmetic that every CPU has."""
+    if row.tile is None:
+        return _dot(row, sums, data, weights)
+    return _pairs(row, sums, data, weights)
+
+
+def _pairs(row: DotInstruction, sums: Any, data: Any, weights: Any) -> Any:
+    """2 x 2 sums by rows, each with what the row of its data and that of its weights (a lane's) give.
+
+    Arm Architecture Reference Manual, USMMLA and BFMMLA: element 2 i + j gains the products of row i by row j. Two dot
+    products of a word each do so, whose words are chosen here.
+    """
+    words = [tirx.reinterpret("int32x4", operand) for operand in (data, weights)]
+    dot = BY_WORDS[row.name]
+    for word in range(2):
+        own = [_chosen(words[0], [word, word, word + 2, word + 2]), _chosen(words[1], [word, word + 2] * 2)]
+        kinds = ["int32x4", "bfloat16x8" if row.data == "bfloat16" else "int8x16"]
+        sums = _dot(dot, sums, *(tirx.reinterpret(kind, x) for kind, x in zip(kinds, own, strict=True)))
+    return sums
+
+
+def _chosen(words: Any, lanes: Any) -> Any:
+    return tirx.Shuffle([words], [tirx.const(lane, "int32") for lane in lanes])
+
+
+BY_WORDS = {
+    pairs: next(row for row in DOT_INSTRUCTIONS if row.name == name)
+    for pairs, name in ((USMMLA, USDOT), (BFMMLA, BFDOT))
+}
+"""By an instruction of pairs that of single rows."""
+
+
+def _dot(row: DotInstruction, sums: Any, data: Any, weights: Any) -> Any:
     """The sum of products byte by byte: a word moved up until the byte is its uppermost, then down with its sign.
 
     Of bfloat16: two products of float32.

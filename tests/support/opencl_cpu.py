@@ -50,10 +50,12 @@ from tvm_ext._tvm import (
     tirx,
 )
 from tvm_ext.analysis.launches import AfterSplit
-from tvm_ext.errors import CompileError, IllegalRewrite, MemoryGuardError, UnsupportedEnvironmentError
+from tvm_ext.errors import CompileError, IllegalRewrite, UnsupportedEnvironmentError
 from tvm_ext.support.arrays import Array
 from tvm_ext.toolchains.tir_pipelines import enable_opencl_math
 from tvm_ext.verify.threads_as_loops import check_inputs, poison
+
+from .guarded_memory import MemoryGuardError
 
 _DRIVERS_VARIABLE = "OCL_ICD_VENDORS"
 """Where OpenCL's loader looks for drivers."""

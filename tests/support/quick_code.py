@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_ACTIVE: list[bool] = []
+
 
 @contextmanager
 def unoptimised() -> Iterator[None]:
@@ -22,7 +24,14 @@ def unoptimised() -> Iterator[None]:
         return generate(mod, target)
 
     building.codegen_build = generate_quickly
+    _ACTIVE.append(True)
     try:
         yield
     finally:
         building.codegen_build = generate
+        _ACTIVE.pop()
+
+
+def is_active() -> bool:
+    """Whether code is made quickly now."""
+    return bool(_ACTIVE)

@@ -17,11 +17,12 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import BuildPlan, operator_pipeline, plan_build
 from tvm_ext.records.kernel_job import KernelJob
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
-from tvm_ext.runtime.guarded_memory import call_guarded
 from tvm_ext.support.arrays import Array, pack
 from tvm_ext.support.roundoff import allowed_error, relative_error
 from tvm_ext.tir_passes.plan.form import unscheduled
 from tvm_ext.tuning.kernels import TunableKernel, job_of, tunable_part
+
+from .guarded_memory import call_guarded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

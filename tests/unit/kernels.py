@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax, te
 
+from tests.support import quick_code
+from tests.support.guard_workspaces import guard_workspaces
+from tests.support.guarded_memory import call_guarded
 from tests.support.small_modules import inputs_of, module_of
 from tvm_ext._tvm import CPU_PIPELINE
 from tvm_ext.devices import device_db
@@ -15,10 +19,8 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
 from tvm_ext.records.serialise import from_json
-from tvm_ext.runtime.guarded_memory import call_guarded
 from tvm_ext.support.arrays import pack
 from tvm_ext.tir_passes.construct_kernels import construct_kernel
-from tvm_ext.tir_passes.guard_workspaces import guard_workspaces
 from tvm_ext.tir_passes.plan.context import UnscheduledOperator
 
 TARGET = "llvm"
@@ -67,14 +69,15 @@ def run(
 ) -> Any:
     """The kernel's output for inputs that are packed as its choice asks, computed in guarded memory.
 
-    A kernel with workspaces runs once more, with those between guards too.
+    A kernel with workspaces runs once more, with those between guards too; every other one, where code is made quickly.
     """
     packed = list(arrays)
     for how in choice.packs:
         packed[how.param_index] = pack(arrays[how.param_index], how)
     target = device_db.device_for_target(TARGET)[1]
     inputs = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in packed]
-    guarded = guard_workspaces(kernel)
+    chosen = zlib.crc32(repr(choice).encode()) % 2 == 0 or not quick_code.is_active()
+    guarded = guard_workspaces(kernel) if chosen else kernel
     results = []
     for variant in [kernel] if guarded.body.same_as(kernel.body) else [kernel, guarded]:
         module = tvm.IRModule({"main": variant.with_attr("global_symbol", "main")})

@@ -126,12 +126,14 @@ def test_markers_follow_the_flags(
         ("tvm_ext-1-py3-none-linux_x86_64.whl", "tvm_ext/errors.py", "lacks tvm_ext/errors.py"),
         ("tvm_ext-1-py3-none-linux_x86_64.whl", "tvm_ext/lib/libtvm_ext_options.so", "lacks libtvm_ext_options"),
         ("tvm_ext-1-py3-none-linux_x86_64.whl", "tvm_ext/lib/libtvm_ext_rammer.so", "lacks libtvm_ext_rammer"),
+        ("tvm_ext-1-py3-none-linux_x86_64.whl", "tvm_ext/lib/tvm_ext_weights_loader.o", "lacks tvm_ext_weights_loader"),
     ],
 )
 def test_an_incomplete_wheel_is_refused(tmp_path: Path, name: str, left_out: str, problem: str) -> None:
     modules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tvm_ext").rglob("*.py")]
     with zipfile.ZipFile(tmp_path / name, "w") as archive:
-        for member in {*modules, *(f"tvm_ext/lib/{part}.so" for part in dev.NATIVE_PARTS)} - {left_out}:
+        suffixes = {part: "so" if part.startswith("lib") else "o" for part in dev.NATIVE_PARTS}
+        for member in {*modules, *(f"tvm_ext/lib/{part}.{suffixes[part]}" for part in suffixes)} - {left_out}:
             archive.writestr(member, "")
     with pytest.raises(dev.SetupError, match=problem):
         dev._check_wheel(tmp_path / name)

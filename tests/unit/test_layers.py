@@ -64,7 +64,6 @@ INSIDE_TVM: dict[str, str] = {
     "_autoload": "asks whether TVM has its compiler, before anything that needs one is imported",
     "forks": "TVM's runtime is called past its Python interface, in processes that have the runtime alone",
     "relay_passes.pytorch.import_program": "the stock importer needs torch, and is imported where that is known to be",
-    "runtime.guarded_memory": "the VirtualMachine is run in processes that have TVM's runtime alone",
     "runtime.machine": "the VirtualMachine is run in processes that have TVM's runtime alone",
 }
 TOP_LEVEL_TVM = {"tvm.ir", "tvm.relax", "tvm.s_tir", "tvm.te", "tvm.tirx", "tvm.topi", "tvm.transform", "tvm.script"}

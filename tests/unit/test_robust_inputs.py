@@ -300,7 +300,7 @@ THREADED = """
     powers = np.exp(a.astype("float64") @ b)
     right = powers / powers.sum(axis=1, keepdims=True)
     errors = {}
-    for count in (1, 2, 3, 64, None):
+    for count in (1, 3, 64):
         output = build(count).vm()["main"](a, b).numpy()
         errors[str(count)] = float(np.linalg.norm(output - right) / np.linalg.norm(right))
     print(json.dumps(errors))
@@ -313,5 +313,5 @@ def test_more_and_fewer_threads_than_cores(pool: str, run_python: Callable[..., 
     result = run_python(dedent(THREADED), TVM_NUM_THREADS=pool)
     assert result.returncode == 0, result.stderr
     errors = json.loads(result.stdout)
-    assert set(errors) == {"1", "2", "3", "64", "None"}
+    assert set(errors) == {"1", "3", "64"}
     assert max(errors.values()) <= 1e-5

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,14 @@ from tvm_ext import relay
 from tvm_ext.devices import device_db
 from tvm_ext.devices.cpu_info import TILES, CpuInfo, CpuNeeds, read_cpu_info
 from tvm_ext.devices.rows.recorded_cpus import RECORDED_ROWS
+from tvm_ext.devices.tile_permission import tile_request
 from tvm_ext.errors import TargetError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import plan_build
 from tvm_ext.runtime import library
+from tvm_ext.support.limited_process import run_limited
+from tvm_ext.toolchains.host_compiler import compiler
+from tvm_ext.toolchains.remedies import HOST
 
 pytestmark = pytest.mark.optimised  # many of these read the machine code
 
@@ -130,6 +136,7 @@ def expected(name: str) -> np.ndarray:
 
 @pytest.mark.sampled
 @x86
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("target", [AVX2, SSE2, {"kind": "llvm", "num-cores": 1}], ids=["avx2", "sse2", "one core"])
 @pytest.mark.parametrize("name", NAMES)
 def test_results_are_right(name: str, target: dict[str, Any]) -> None:
@@ -141,7 +148,7 @@ def test_results_are_right(name: str, target: dict[str, Any]) -> None:
 
 
 # --- registers --------------------------------------------------------------------------------------------------------
-@pytest.mark.sampled
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("target", "absent"), [(AVX2, "%zmm"), (SSE2, "%ymm")], ids=["avx2", "sse2"])
 def test_no_wider_register_than_the_target_has(name: str, target: dict[str, Any], absent: str) -> None:
@@ -194,6 +201,7 @@ def test_a_register_on_the_stack_is_seen(prologue: str, found: int) -> None:
 
 
 # --- one core ---------------------------------------------------------------------------------------------------------
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kernel_for_one_core_starts_no_threads(name: str) -> None:
     assert "ParallelLaunch" not in assembly(name, {**AVX2, "num-cores": 1})
@@ -208,6 +216,7 @@ def test_several_cores_do_start_threads() -> None:
 
 
 # --- another architecture ---------------------------------------------------------------------------------------------
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_arm_library_is_compiled(name: str, tmp_path: Path) -> None:
     compiled = code(name, NEON)
@@ -273,6 +282,19 @@ def test_exported_code_for_tiles_asks_for_them(target: str, tmp_path: Path) -> N
     build("matmul", target)[0].export_library(tmp_path / "lib.so")
     assert (b"tvm_ext_ask_for_tiles" in (tmp_path / "lib.so").read_bytes()) == (target == "cpu-xeon-amx-tiles")
     relay.load(tmp_path / "lib.so")
+
+
+def test_a_library_whose_request_for_tiles_is_refused_says_so_when_it_is_loaded(tmp_path: Path) -> None:
+    """To any program, before its first kernel ends that: here with a system call that always fails."""
+    refusal = "#include <errno.h>\nlong refused(long number, ...) { errno = EPERM; return -1; }"
+    (tmp_path / "lib.c").write_text(f"{tile_request()}{refusal}")
+    command = [compiler(), "-Dsyscall=refused", "-shared", "-fPIC", "-x", "c", "lib.c", "-o", "lib.so"]
+    run_limited(command, 60, tmp_path, remedies=HOST)
+    code = f"import ctypes; ctypes.CDLL({str(tmp_path / 'lib.so')!r}); print('loaded')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "loaded\n"
+    assert done.stderr.startswith("This library is built for Intel AMX")
+    assert "not permitted" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,9 @@ MAX_STRIDE = 4
 BLOCKS = (4, 8, 16)
 """Channels of a block: those of one register, as `layout/blocked.py` makes them."""
 
+BLOCKED_TYPES = ("float32", "int32", "uint8", "int8")
+"""Types of the elements and of the sums of a window over blocks, which need no scratch memory of one type."""
+
 Interval = tuple[int, int]
 
 
@@ -106,8 +109,11 @@ class Window:
         """Whether the anchor adds the padding's zeros, alone or as a factor, or compares with what it begins with."""
         value = self.anchor.value
         is_product = isinstance(value, tirx.Mul) and self.anchor.combiner == "sum"
-        is_read = any(structural_equal(item, self.read) for item in ((value.a, value.b) if is_product else (value,)))
-        return is_read and structural_equal(self.pad_value, self.anchor.init)
+        items = [
+            own.value if isinstance(own, tirx.Cast) else own for own in ([value.a, value.b] if is_product else [value])
+        ]
+        is_read = any(structural_equal(item, self.read) for item in items)
+        return is_read and getattr(self.pad_value, "value", None) == getattr(self.anchor.init, "value", 0)
 
 
 def find_window(anchor: Computation, pads: Sequence[Computation]) -> Window | None:
@@ -154,17 +160,16 @@ def _find(anchor: Computation, pads: Sequence[Computation], inner: int) -> Windo
     own = (y.variable, x.variable, lane)
     outer = tuple(v for v in anchor.spatial if not any(v.same_as(o) for o in own))
     window = Window(anchor=anchor, pad=pad, read=read, y=y, x=x, outer=outer, pad_value=pad_value, lane=lane)
-    if pad is not None and lane is not None and not window.ignores_padding():
-        return None
     _check(window)
     return window
 
 
 def _check(window: Window) -> None:
     anchor, read, y, x = window.anchor, window.read, window.y, window.x
+    known = ("float32",) if window.lane is None else BLOCKED_TYPES
     for dtype in (dtype_of(anchor.target), dtype_of(read)):
-        if dtype != "float32":
-            raise IllegalRewrite(f"{anchor.name}: window kernels are made for float32, not {dtype}")
+        if dtype not in known:
+            raise IllegalRewrite(f"{anchor.name}: window kernels are made for {' and '.join(known)}, not {dtype}")
     if max(y.taps, x.taps) > MAX_TAPS:
         raise IllegalRewrite(f"{anchor.name}: a window of {y.taps} x {x.taps} is more than {MAX_TAPS} taps long")
     if x.stride > MAX_STRIDE and window.lane is None:

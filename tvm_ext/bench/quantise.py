@@ -170,6 +170,8 @@ def _cut(value: onnx.ValueInfoProto, array: Array) -> Array:
     dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
     if not np.can_cast(array.dtype, dtype, "same_kind"):
         raise InputError(f"calibration data of {value.name} are {array.dtype}, the input is {dtype}.", "convert them")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise InputError(f"calibration data of {value.name} have NaN or infinity.", "give samples of finite numbers")
     batch = (shape[0] or 1) if shape else 1
     if _fits(array.shape[1:], shape) and array.ndim == len(shape) + 1:
         return array.astype(dtype)

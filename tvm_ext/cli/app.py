@@ -344,14 +344,17 @@ class _Settings:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point; always raises SystemExit."""
+    """Entry point; raises SystemExit, or ends the process where it is the process's own command.
+
+    Else TVM's threads would be waited for, which yield 300,000 times first: minutes on a busy machine.
+    """
     settings = _Settings()
     try:
         with common.interrupts.watched():
             app(args=None if arguments is None else list(arguments), obj=settings, prog_name="tvm-ext")
     except SystemExit as end:
-        if end.code == common.INTERRUPTED and threading.active_count() > 1:
-            common.leave_at_once(common.INTERRUPTED)
+        if arguments is None or (end.code == common.INTERRUPTED and threading.active_count() > 1):
+            common.leave_at_once(int(end.code or 0))
         raise
     except TvmExtError as error:
         if settings.debug:
@@ -359,6 +362,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         typer.echo(f"error: {error.problem}", err=True)
         if error.remedy:
             typer.echo(f"remedy: {error.remedy}", err=True)
+        if arguments is None:
+            common.leave_at_once(2)
         sys.exit(2)
 
 

@@ -272,8 +272,9 @@ def leave_at_once(code: int) -> NoReturn:
     """End the process without waiting for threads that are in C++: nothing stops LLVM, and it takes seconds."""
     end_running()
     remove_temporary()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(BrokenPipeError):  # of `| head`
+        sys.stdout.flush()
+        sys.stderr.flush()
     atexit._run_exitfuncs()  # TVM's temporary folders
     os._exit(code)
 

@@ -24,6 +24,10 @@ TILE_END_CYCLES = 32
 """Of a tile of sums: 16 stores of its rows, and as many loads by the epilogue, which wait for the last. Assumed."""
 
 
+SHUFFLES = 1
+"""Of a vector register with sums of two rows, to have those of one."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DotProduct:
     """``instruction`` for the inputs number ``data`` and ``weights``.
@@ -39,6 +43,11 @@ class DotProduct:
     axes: tuple[int, ...]
     rows: int | None = None
     pieces: int = 0
+
+    @property
+    def has_tile_registers(self) -> bool:
+        """Whether sums and operands are in registers of a matrix unit's own (AMX), not in vectors."""
+        return self.rows is not None and self.instruction.tile is not None and bool(self.instruction.tile.registers)
 
 
 def dot_product(expr: TensorExpr, device: DeviceSpec) -> DotProduct | None:
@@ -100,9 +109,12 @@ def _by_tiles(expr: TensorExpr, by_vectors: DotProduct, row: DotInstruction, dev
     registers = prod(axis.extent for axis in expr.spatial) // lane * ceil_div(lane, row.register_bytes // 4)
     tiles = registers // own.extent * ceil_div(own.extent, unit.rows)
     depth = prod(axis.extent for axis in expr.reduction)
+    step, end = unit.cycles, float(TILE_END_CYCLES)
+    if not unit.registers:
+        step, end = (unit.rows * count / device.fma_rate for count in (row.operations, SHUFFLES))
 
     def cycles(run: int, pieces: int = 0) -> float:
-        return tiles * (depth // run * unit.cycles + TILE_END_CYCLES) + pieces * PIECE_CYCLES
+        return tiles * (depth // run * step + end) + pieces * PIECE_CYCLES
 
     axes, run = _row_of_a_tile(expr, by_vectors, unit.groups, as_it_lies=True)
     copied_axes, copied_run = _row_of_a_tile(expr, by_vectors, unit.groups, as_it_lies=False)
@@ -111,6 +123,8 @@ def _by_tiles(expr: TensorExpr, by_vectors: DotProduct, row: DotInstruction, dev
     if copied_once and cycles(copied_run, elements // run) < cycles(run):
         axes, run, pieces = copied_axes, copied_run, elements // run
     groups = depth // row.group
+    if not unit.registers and run < row.group * unit.groups:
+        return None
     if cycles(run, pieces) >= registers * groups * by_vectors.instruction.operations / device.fma_rate:
         return None
     return replace(by_vectors, instruction=row, axes=axes, rows=list(extents).index(own.name), pieces=pieces)

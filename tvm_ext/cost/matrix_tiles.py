@@ -16,7 +16,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.support.arithmetic import ceil_div
 
 from .access_table import Shape
-from .dot_products import PIECE_CYCLES, TILE_END_CYCLES
+from .dot_products import SHUFFLES, TILE_END_CYCLES
 from .register_tiles import RegisterTiles, Step
 
 
@@ -87,11 +87,6 @@ class MatrixTiles(RegisterTiles):
         """Tiles are numbered by hand: none is ever spilled."""
         return 0.0
 
-    def packing_cycles(self) -> float:
-        """Of copying data into rows on entry."""
-        assert self.dot is not None
-        return super().packing_cycles() + self.dot.pieces * PIECE_CYCLES
-
     def stored(self, shape: Shape) -> int:
         lanes = 1 if self.vector is None else self.pieces(shape[self.vector])
         return lanes * prod(size for i, size in enumerate(shape) if i in self.spatial and i != self.vector)
@@ -100,10 +95,35 @@ class MatrixTiles(RegisterTiles):
         return super().store_cycles(shape) + self.accumulators(shape) * TILE_END_CYCLES
 
 
+class PairedTiles(RegisterTiles):
+    """The tiles of one expression whose vector registers hold sums of two rows each (Arm's usmmla and bfmmla).
+
+    Two registers are two rows of as many lanes. An odd last row takes what a pair takes.
+    """
+
+    def row_sizes(self, axis: int) -> list[int]:
+        sizes = super().row_sizes(axis)
+        pairs = self.dot is not None and axis == self.dot.rows
+        return [size for size in sizes if size % 2 == 0 or size == self.extents[axis]] if pairs else sizes
+
+    def _one_step(self, shape: Shape) -> Step:
+        assert self.dot is not None and self.dot.rows is not None and self.dot.instruction.tile is not None
+        at_once, place = self.dot.instruction.tile.rows, self.dot.rows
+        step = super()._one_step((*shape[:place], ceil_div(shape[place], at_once) * at_once, *shape[place + 1 :]))
+        loads = list(step.loads)
+        loads[self.dot.weights] *= at_once
+        return step._replace(loads=tuple(loads))
+
+    def store_cycles(self, shape: Shape) -> float:
+        return super().store_cycles(shape) + self.accumulators(shape) * SHUFFLES / self.device.fma_rate
+
+
 def core_of(expr: TensorExpr, device: DeviceSpec, *about: Any) -> RegisterTiles:
     """The model of a core for ``expr``: of its vector registers, or of a matrix unit that serves it."""
     core = RegisterTiles(expr, device, *about)
     unit = None if core.dot is None else core.dot.instruction.tile
     if core.dot is None or core.dot.rows is None or unit is None or core.vector is None:
         return core
+    if not unit.registers:
+        return PairedTiles(expr, device, *about)
     return MatrixTiles(unit, core.dot.rows, expr, device, *about)

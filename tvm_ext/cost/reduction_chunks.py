@@ -91,7 +91,7 @@ def reduction_chunks(tile: CpuTile, expr: TensorExpr, device: DeviceSpec) -> Red
         axis for place, axis in enumerate(expr.axes) if axis.kind == "reduce" and not (dot and place in dot.axes)
     ]
     inner = prod(axis.extent for axis in stepped[1:])
-    if dot is not None and dot.rows is not None:
+    if dot is not None and dot.has_tile_registers:
         return _for_tiles(affine, whole, stepped, tile, expr, device)
     rows = max((far_rows(access, whole, page) for access in streamed), default=1)
     rows_of_step = max((far_rows(access, {**whole, first.name: 1}, page) for access in streamed), default=1)

@@ -17,7 +17,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.support.arithmetic import ceil_div
 
 from .access_table import AccessTable, Shape
-from .dot_products import dot_product
+from .dot_products import PIECE_CYCLES, dot_product
 
 PORT_OVERLAP = 6
 """How nearly a core's ports work at once: busy times t1, t2 take (t1**6 + t2**6) ** (1/6) together.
@@ -262,10 +262,11 @@ class RegisterTiles:
         return min(2.0, max(1.0, peak32 / peak * self.lanes / self.device.teu_lanes))
 
     def packing_cycles(self) -> float:
-        """Cycles of copying strided inputs into vectors on entry, element by element."""
+        """Cycles of copying on entry: strided inputs into vectors, element by element, and data into rows of tiles."""
+        pieces = 0 if self.dot is None else self.dot.pieces * PIECE_CYCLES
         if self.device.stores_per_cycle is None:
-            return 0.0
-        return float(PACKING_CYCLES * sum(table.packed_elements for table in self.inputs))
+            return float(pieces)
+        return float(PACKING_CYCLES * sum(table.packed_elements for table in self.inputs) + pieces)
 
     def stored(self, shape: Shape) -> int:
         """SIMD registers of sums that the tile's end stores."""

@@ -86,7 +86,6 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Register<String>("tvm_ext.bounds", "str");
   Register<String>("tvm_ext.rammer_policy", "str");
   Register<bool>("tvm_ext.flush_denormals", "bool");
-  Register<bool>("tvm_ext.guard_memory", "bool");
 }
 
 }  // namespace

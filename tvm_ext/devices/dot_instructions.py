@@ -5,8 +5,8 @@ so that one instruction does what four multiply-adds of float32 do. Of bfloat16,
 of float32; a Zen 5 starts two of either in a cycle, as of multiply-adds (measured). Which rows a CPU has, the features
 of its target say, which for the machine at hand are those that the operating system lists.
 
-A tile instruction (Intel AMX) does so for 16 rows of data and 16 groups at once, a matrix product of two registers of
-1 KiB: 16 x 64 bytes by 64 x 16 to 16 x 16 sums.
+A tile instruction does so for several rows of data and several groups at once. Intel's AMX has registers of 1 KiB for
+it: 16 x 64 bytes by 64 x 16 to 16 x 16 sums. Arm's has vector registers: 2 x 8 bytes by 8 x 2 to 2 x 2 sums.
 """
 
 from __future__ import annotations
@@ -48,20 +48,25 @@ class TileUnit:
     """The matrix unit of a tile instruction: it takes up to ``rows`` rows of up to ``groups`` groups of data.
 
     A row of a tile is a vector register's bytes. ``registers`` of tiles hold sums and operands; ``cycles`` pass until
-    the next instruction may start, ``latency_cycles`` until one on the same sums may.
+    the next instruction may start, ``latency_cycles`` until one on the same sums may. Without registers of its own, a
+    tile is ``rows`` vector registers, each with sums of all rows; the pipes of multiply-adds start its instructions.
     """
 
     rows: int
     groups: int
-    registers: int
-    cycles: float
-    latency_cycles: float
+    registers: int = 0
+    cycles: float = 0.0
+    latency_cycles: float = 0.0
 
 
 AMX_UNIT = TileUnit(rows=16, groups=16, registers=8, cycles=16, latency_cycles=52)
 """Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on Intel AMX: throughput and latency of TDP*.
 
 Smaller tiles are taken to last as long. Never measured here.
+"""
+MMLA_UNIT = TileUnit(rows=2, groups=2)
+"""Arm Neoverse V1 and N2 Software Optimization Guides: as many matrix multiply-accumulates start in a cycle as
+multiply-adds, 4 and 2. Both groups are always taken.
 """
 
 
@@ -92,7 +97,7 @@ _bytes = partial(_row, types=("uint8", "int8", "int32"), group=4)
 _halves = partial(_row, types=("bfloat16", "bfloat16", "float32"), group=2)
 
 VPDPBUSD, VPMADDWD, VDPBF16PS, WIDENED = "vpdpbusd", "vpmaddwd", "vdpbf16ps", "widened"
-USDOT, BFDOT = "usdot", "bfdot"
+USDOT, BFDOT, USMMLA, BFMMLA = "usdot", "bfdot", "usmmla", "bfmmla"
 TDPBUSD, TDPBF16PS = "tdpbusd", "tdpbf16ps"
 
 DOT_INSTRUCTIONS = (
@@ -117,6 +122,8 @@ DOT_INSTRUCTIONS = (
 TILE_INSTRUCTIONS = (
     replace(_bytes(TDPBUSD, 64, "amx-tile", "amx-int8", operations=1, operand_registers=1), tile=AMX_UNIT),
     replace(_halves(TDPBF16PS, 64, "amx-tile", "amx-bf16", operations=1, operand_registers=1), tile=AMX_UNIT),
+    replace(_bytes(USMMLA, 16, "i8mm", operations=1, operand_registers=2), tile=MMLA_UNIT),
+    replace(_halves(BFMMLA, 16, "neon", "bf16", operations=1, operand_registers=2), tile=MMLA_UNIT),
 )
 """Beside them a CPU has one of `DOT_INSTRUCTIONS` for the same types, which serves what has too few rows."""
 

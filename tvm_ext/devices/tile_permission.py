@@ -30,8 +30,11 @@ def tile_refusal() -> str:
 
 
 def tile_request() -> str:
-    """C or C++ source by which a shared library asks when it is loaded, by whatever program."""
+    """C or C++ source by which a shared library asks when it is loaded, by whatever program, and says if it may not."""
     call = f"syscall({_ARCH_PRCTL}, {_ARCH_REQ_XCOMP_PERM:#x}, {_XTILEDATA})"
-    return f"""#include <unistd.h>
-__attribute__((constructor)) static void tvm_ext_ask_for_tiles(void) {{ (void){call}; }}
+    return f"""#include <stdio.h>
+#include <unistd.h>
+__attribute__((constructor)) static void tvm_ext_ask_for_tiles(void) {{
+  if ({call}) perror("This library is built for Intel AMX, and running it ends the process: Linux gives no tiles");
+}}
 """

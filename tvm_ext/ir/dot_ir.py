@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tvm_ext._tvm import Expr, tirx
-from tvm_ext.devices.dot_instructions import BFDOT, USDOT, VDPBF16PS, VPDPBUSD, VPMADDWD, WIDENED, DotInstruction
+from tvm_ext.devices.dot_instructions import (
+    BFDOT,
+    BFMMLA,
+    USDOT,
+    USMMLA,
+    VDPBF16PS,
+    VPDPBUSD,
+    VPMADDWD,
+    WIDENED,
+    DotInstruction,
+)
 
 from .bfloat16 import HIGH_HALF
 from .llvm_functions import llvm_call
@@ -22,6 +32,15 @@ def dot(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
     lanes = row.register_bytes * 8 // 32
     word = tirx.Broadcast(tirx.reinterpret("int32", data), lanes)
     return WRITERS[row.name](row, sums, word, weights)
+
+
+def dot_of_pairs(row: DotInstruction, sums: Expr, data: Sequence[Expr], weights: Expr) -> Expr:
+    """``sums`` of two rows by two lanes with the products of two groups of each row of ``data`` added.
+
+    ``weights`` are two groups of the one lane, then of the other.
+    """
+    words = tirx.Shuffle([tirx.reinterpret("int32x2", own) for own in data], [tirx.const(i, "int32") for i in range(4)])
+    return WRITERS[row.name](row, sums, words, weights)
 
 
 def dot_of_codes(row: DotInstruction, sums: Expr, codes: Expr, data: Expr) -> Expr:
@@ -53,7 +72,7 @@ def _vpmaddwd(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Exp
 
 def _usdot(row: DotInstruction, sums: Expr, data: Expr, weights: Expr) -> Expr:
     unsigned = tirx.reinterpret(_vector("uint8", row), data)
-    name = "llvm.aarch64.neon.usdot.v4i32.v16i8"
+    name = f"llvm.aarch64.neon.{row.name}.v4i32.v16i8"
     return tirx.call_llvm_pure_intrin(_vector("int32", row), name, sums, unsigned, weights)
 
 
@@ -93,7 +112,9 @@ WRITERS: Mapping[str, DotWriter] = {
     VPDPBUSD: _vpdpbusd,
     VPMADDWD: _vpmaddwd,
     USDOT: _usdot,
+    USMMLA: _usdot,
     VDPBF16PS: _halves_dot,
     BFDOT: _halves_dot,
+    BFMMLA: _halves_dot,
     WIDENED: _widened,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from tvm_ext._tvm import Expr, Stmt, StringImm, Var, call_pure_extern, ir, structural_walk, tirx
-from tvm_ext.devices.dot_instructions import BFDOT, VDPBF16PS
+from tvm_ext.devices.dot_instructions import BFDOT, BFMMLA, VDPBF16PS
 
 PREFIX = "tvm_ext_llvm_"
 
@@ -113,6 +113,7 @@ define i32 @NAME(i32 %kept, i32 %set) alwaysinline {
 }""",
     VDPBF16PS: _DOT.replace("INTRINSIC", "llvm.x86.avx512bf16.dpbf16ps.BITS"),
     BFDOT: _DOT.replace("INTRINSIC", "llvm.aarch64.neon.bfdot.v4f32.v8bf16"),
+    BFMMLA: _DOT.replace("INTRINSIC", "llvm.aarch64.neon.bfmmla"),
     "round": """
 define <i16> @NAME(<float> %x) alwaysinline {
   %rounded = fptrunc <float> %x to <bfloat>

@@ -20,8 +20,6 @@ def with_schedules_settled(device: DeviceSpec, options: BuildOptions) -> BuildOp
         reason = f"is for CPUs, CUDA and ROCm, and {device.name} has none of them"
     elif device.clock_ghz is None:
         reason = f"needs to know how long rTasks take, and the device tables have no clock of {device.name}"
-    elif options.guard_memory:
-        reason = "lets one call run many kernels, and guard_memory looks at the memory of each"
     elif device.kind == "cpu" and not native.is_available():
         reason, remedy = "needs the native runtime, which this installation lacks", "install from a wheel, on Linux"
     if reason and options.enable_rammer is True:

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from tvm_ext._tvm import IRModule, PassContext, RelaxFunction, Sequential, module_pass, relax, structural_walk
+from tvm_ext._tvm import (
+    IRModule,
+    PassContext,
+    RelaxFunction,
+    Sequential,
+    copy_module,
+    module_pass,
+    relax,
+    structural_walk,
+)
 from tvm_ext.support.limits import limits, with_notes
 
 from .node_names import named_like
+
+TABLE = "tvm_ext.table"
+"""Attribute of a PrimFunc that looks up each element in a constant: it is fused as element-wise operators are.
+
+Stock TVM sees an index that it cannot follow.
+"""
+
+_ELEMENT_WISE = 0
+"""Its pattern kind, in attribute ``op_pattern``, which stock TVM would set again."""
 
 
 @module_pass(opt_level=0, name="tvm_ext.FuseOperators")
@@ -19,12 +37,16 @@ class FuseOperators:
     """
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        mod = copy_module(mod)
         bound: list[bool] = []
         for _, function in mod.functions_items():
             if isinstance(function, relax.Function):
                 structural_walk(function.body, (relax.MatchCast, lambda _: bound.append(True)))
         if bound:
             return mod
+        for gv, function in mod.functions_items():
+            if function.attrs and TABLE in function.attrs:
+                mod[gv] = function.with_attr("op_pattern", _ELEMENT_WISE)
         grouped, note = _grouped(mod)
         grouped = named_like(mod, grouped)
         fused = Sequential([relax.transform.FuseTIR()])(grouped)

@@ -81,7 +81,7 @@ def narrow_floats(device: DeviceSpec, options: BuildOptions, own_time: OwnTime) 
     if precision == BFLOAT16 and (row is None or row.name == WIDENED):
         raise OptionError(
             f"option 'precision' is {precision!r}, and {device.description} has no instruction for it: {_has(device)}.",
-            "pass 'auto', which takes what is faster, or 'bfloat16-emulated' for the same values by float32 arithmetic",
+            "pass 'auto' and a bound for what is faster, or 'bfloat16-emulated': the same values by float32 arithmetic",
         )
     return [NarrowFloats(device, row, lambda *_: "")]
 

@@ -68,8 +68,11 @@ class _Settled(CallRewriter):
         arrays = [operand.value.numpy() for operand in weights]
         if int(func.attrs[ACCURACY]) in self.levels and self.device and rounds_blocks(self.device, arrays[0].shape[1]):
             return relax.call_tir(self._rounded(call.args[0]), list(call.args[1].fields), call.ty_args[0])
-        rows = (static_shape(x) or (0,))[0]
-        return relax.op.matmul(x, relax.const(floats(*arrays))) if rows > MOST_PACKED_ROWS else call
+        if (static_shape(x) or (0,))[0] <= MOST_PACKED_ROWS:
+            return call
+        bias = arrays.pop() if arrays[-1].ndim == 1 else None
+        sums = relax.op.matmul(x, relax.const(floats(*arrays)))
+        return sums if bias is None else relax.op.add(self.builder_.emit(sums), relax.const(bias))
 
     def _rounded(self, name: GlobalVar) -> GlobalVar:
         """The function with its mark; it joins no other operator."""

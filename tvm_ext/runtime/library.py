@@ -34,7 +34,6 @@ from .cuda_runtime import CUDA_LOADER, cuda_is_loaded, load_cuda_runtime
 from .cuda_source import own_cuda_compiler
 from .export import METADATA_FUNCTION, check_library, export_again, export_executable
 from .graph_module import GraphModule, TensorSpec
-from .guarded_memory import guard
 from .machine import ThreadSafeMachine
 from .schedule_times import measured_runs
 
@@ -126,14 +125,10 @@ class Library:
         """A Relax VirtualMachine over the code, ``lib.vm()["main"](*inputs)``, that several threads may call.
 
         Each call gives another one, which shares code and, on CPUs, constants: one for each thread is cheap.
-        A library that was built with ``guard_memory`` gives one whose kernels run in guarded memory.
         Raises TargetError where this machine's CPU lacks what the code was built for, or the GPU is missing.
         """
         self._check_cpu()
-        machine = ThreadSafeMachine(self.executable, device if device is not None else self._default_device())
-        if ("guard_memory", "True") in self.report.options:
-            guard(machine)
-        return machine
+        return ThreadSafeMachine(self.executable, device if device is not None else self._default_device())
 
     def _check_cpu(self) -> None:
         if self._runs_here:  # reading what the CPU has takes a hundred times as long as making an instance

@@ -14,7 +14,7 @@ from tvm_ext.relay_passes.onnx.check import sort_nodes
 from tvm_ext.relay_passes.onnx.clean import drop_dead_nodes
 from tvm_ext.relay_passes.onnx.control_flow import OPERATORS
 from tvm_ext.relay_passes.onnx.fold_constants import fold_constants
-from tvm_ext.relay_passes.onnx.graph import OnnxGraph, all_nodes, is_standard, model_from_graph, read_names
+from tvm_ext.relay_passes.onnx.graph import OnnxGraph, all_nodes, attribute, is_standard, model_from_graph, read_names
 from tvm_ext.relay_passes.onnx.import_model import checked_graph, expanded
 from tvm_ext.relay_passes.onnx.infer import infer_types
 
@@ -63,10 +63,11 @@ def importable_with_loops(model: onnx.ModelProto) -> bool:
     return True
 
 
-def claimable(model: onnx.ModelProto) -> list[list[int]]:
+def claimable(model: onnx.ModelProto, others: Set[str] = frozenset()) -> list[list[int]]:
     """Groups of places in ``model.graph.node`` that the import takes, each without a node between that it refuses.
 
-    A node is refused for each operator that its definition needs and the import lacks. Raises ModelError where the
+    A node is refused for each operator that its definition needs and the import lacks, and for strings and other
+    inputs and outputs of the model, named in ``others``, that are no tensors of numbers. Raises ModelError where the
     model is damaged.
     """
     nodes = list(model.graph.node)
@@ -77,7 +78,12 @@ def claimable(model: onnx.ModelProto) -> list[list[int]]:
         for name in read_names(node):
             readers.setdefault(name, []).append(node)
     reached = [name for node in unsupported for name in node.output if name]
-    refused = [_is_refused(node, set(reached), graph) for node in nodes]
+    refused = [
+        _is_refused(node, set(reached), graph)
+        or not others.isdisjoint(read_names(node) | {*node.output})
+        or (is_standard(node, "Cast") and attribute(node, "to", 0) == onnx.TensorProto.STRING)
+        for node in nodes
+    ]
     while reached:  # from inside a definition on to the node of the model that it defines
         name = reached.pop()
         if name in own:

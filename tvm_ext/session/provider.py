@@ -99,7 +99,10 @@ def _claim(description: Any, _options: Any) -> list[list[int]]:
     """Groups of nodes, by their places, that are compiled; none where the model is damaged or nothing is supported."""
     try:
         model = _model(description)
-        return [list(range(len(model.graph.node)))] if importable_with_loops(model) else claimable(model)
+        ends = (*description["inputs"], *description["outputs"])
+        others = {str(name) for name, element, _ in ends if element in (0, onnx.TensorProto.STRING)}
+        whole = not others and importable_with_loops(model)
+        return [list(range(len(model.graph.node)))] if whole else claimable(model, others)
     except ModelError as error:
         warnings.warn(f"ONNX Runtime runs what cannot be compiled: {error.problem}", UserWarning, stacklevel=1)
         return []
@@ -108,7 +111,7 @@ def _claim(description: Any, _options: Any) -> list[list[int]]:
 def _compile(description: Any, options: Any) -> Callable[[Any], Any]:
     """What gives the function of tensors for the shapes of all inputs."""
     session = InferenceSession(
-        _model(description),
+        _model(description, fused=True),
         SessionOptions(build=build_options(_texts(options))),
     )
 
@@ -135,14 +138,18 @@ def _texts(options: Any) -> dict[str, str]:
 # ---- ONNX Runtime's graph as a model -------------------------------------------------------------------------------
 
 
-def _model(description: Any) -> onnx.ModelProto:
-    """The model of a description that ``csrc/onnxruntime/graph.h`` explains."""
+def _model(description: Any, *, fused: bool = False) -> onnx.ModelProto:
+    """The model of a description that ``csrc/onnxruntime/graph.h`` explains.
+
+    An initializer that is an input of a ``fused`` node may change from run to run, and one of an older model may not.
+    """
     opsets = [helper.make_opsetid(str(domain), int(version)) for domain, version in description["opsets"]]
-    return helper.make_model(_graph("main", description), opset_imports=opsets)
+    return helper.make_model(_graph("main", description, fused=fused), opset_imports=opsets)
 
 
-def _graph(name: str, description: Any) -> onnx.GraphProto:
-    constants = [_tensor(item) for item in description["initializers"]]
+def _graph(name: str, description: Any, *, fused: bool = False) -> onnx.GraphProto:
+    given = set(_names(item[0] for item in description["inputs"])) if fused else set()
+    constants = [_tensor(item) for item in description["initializers"] if str(item[0]) not in given]
     names = {tensor.name for tensor in constants}
     return helper.make_graph(
         [_node(item) for item in description["nodes"]],
@@ -182,7 +189,7 @@ def _tensor(item: Any) -> onnx.TensorProto:
 
 
 def _value(item: Any) -> onnx.ValueInfoProto:
-    """A tensor without sizes is of any rank: ONNX Runtime tells a scalar not from one whose rank is open."""
+    """The declaration of a tensor, of any rank without sizes. `_claim` takes no node of what is no tensor."""
     name, element, sizes = item
-    shape = [int(size) if size > 0 else None for size in sizes] or None
-    return helper.make_tensor_value_info(str(name), int(element), shape)
+    shape = None if sizes is None else [int(size) if size > 0 else None for size in sizes]
+    return helper.make_tensor_value_info(str(name), int(element) or onnx.TensorProto.FLOAT, shape)

@@ -219,7 +219,7 @@ def _by_pick(
 def kernel_context(device: DeviceSpec, options: BuildOptions) -> str:
     """Digest of what decides every kernel of a build beside its PrimFunc, and the tiles that are chosen for it."""
     target = Target.current(allow_none=True)
-    settings = repr((options.candidates, options.epsilon, options.guard_memory, options.winograd, kinds_digest()))
+    settings = repr((options.candidates, options.epsilon, options.winograd, kinds_digest()))
     return build_context(str(target), to_json(device), settings)
 
 

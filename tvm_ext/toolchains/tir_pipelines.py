@@ -17,6 +17,7 @@ from tvm_ext.tir_passes.keep_on_stack import KeepOnStack
 from tvm_ext.tir_passes.lower_bfloat16 import ConvertBfloat16, LinkFunctions
 from tvm_ext.tir_passes.name_device import NameDevice
 from tvm_ext.tir_passes.outline_rtasks import OutlineRTasks
+from tvm_ext.tir_passes.permute_tables import PermuteTables
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 from tvm_ext.tir_passes.pipelining.route import wishes_of
 
@@ -49,7 +50,7 @@ def cpu_pipeline() -> Any:
     stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
     before, behind = (
         [GuardIndices(), ConvertBfloat16()],
-        [KeepOnStack(), DropArgumentChecks(), LinkFunctions(), FlushDenormals()],
+        [KeepOnStack(), DropArgumentChecks(), PermuteTables(), LinkFunctions(), FlushDenormals()],
     )
     passes = [*before, _sharing_soundly(stock), *behind]
     return tvm.transform.Sequential(passes, name="tvm_ext.cpu"), finalize_host, finalize_device
@@ -83,7 +84,7 @@ def rkernel_pipeline() -> Any:
     stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
     before, behind = (
         [GuardIndices(), ConvertBfloat16()],
-        [KeepOnStack(), NameDevice(), LinkFunctions(), FlushDenormals()],
+        [KeepOnStack(), NameDevice(), PermuteTables(), LinkFunctions(), FlushDenormals()],
     )
     passes = tvm.transform.Sequential([*before, stock, *behind], name="tvm_ext.rkernels")
 

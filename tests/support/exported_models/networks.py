@@ -22,6 +22,7 @@ from .makers import (
     image_network,
     torchvision_models,
 )
+from .open_networks import MORE
 from .timed import PREFIX, TIMED
 
 PACKAGES = ("onnxruntime", "torch", "torchvision", "timm", "transformers", "onnxscript")
@@ -43,7 +44,7 @@ def require_packages() -> None:
 
 def network(name: str) -> Network:
     """Raises InputError for an unknown name."""
-    known = {**NETWORKS, **{PREFIX + key: value for key, value in TIMED.items()}}
+    known = {**NETWORKS, **MORE, **{PREFIX + key: value for key, value in TIMED.items()}}
     if name not in known:
         raise InputError(f"there is no network {name!r}.", f"the networks are {', '.join(known)}")
     return known[name]

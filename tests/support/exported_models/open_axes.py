@@ -29,6 +29,7 @@ from tvm_ext.support.files import write_atomically
 from ..commands import Output, console
 from . import networks
 from .check import compare
+from .open_networks import MORE
 from .runs import attempt
 
 SIZES = ((1, 24), (2, 24), (3, 17), (1, 40), (4, 9))
@@ -52,7 +53,7 @@ def main(
     """Export networks with open axes and compare sessions of ours with ONNX Runtime's at several sizes."""
     networks.require_packages()
     results = []
-    chosen = names or list(networks.NETWORKS)
+    chosen = names or [*networks.NETWORKS, *MORE]
     for name, exporter in itertools.product(chosen, exporters or ["torchscript"]):
         if exporter not in networks.network(name).exporters:
             continue

@@ -27,21 +27,21 @@ postprocessors, as TVMScript. Making one anew takes 40 s; reading one takes a fr
 
 
 @contextmanager
-def cuda_intrinsics() -> Iterator[Any]:
-    """Stock TVM's tensor intrinsics for CUDA, registered, as its module: without those for all other processors.
+def stock_intrinsics(kind: str = "cuda") -> Iterator[Any]:
+    """Stock TVM's tensor intrinsics for one kind of processor, registered, as its module: without those for all others.
 
     Importing the whole package takes longer. Afterwards it may be imported as usual.
     """
     name = "tvm.s_tir.tensor_intrin"
     if name in sys.modules:
-        yield importlib.import_module(f"{name}.cuda")
+        yield importlib.import_module(f"{name}.{kind}")
         return
     package = types.ModuleType(name)
     package.__path__ = [str(Path(s_tir.__path__[0]) / "tensor_intrin")]
     sys.modules[name] = package
     try:
         leave_out_source_lines()
-        yield importlib.import_module(f"{name}.cuda")
+        yield importlib.import_module(f"{name}.{kind}")
     finally:
         sys.modules.pop(name, None)
 
@@ -67,7 +67,7 @@ def tensor_core_matmul(
     ``tile`` is a block's rows, columns and reduction step, ``warps`` how many share its rows and columns. ``annotate``
     gets the schedule and the two reduction loops: the places of stock TVM's own pipelining.
     """
-    with cuda_intrinsics() as cuda:
+    with stock_intrinsics() as cuda:
         s = Schedule(half_product(m, n, k))
         block = s.get_sblock("C")
         (i, it), (j, jt), (ko, kt) = (s.split(axis, [None, 16]) for axis in s.get_loops(block))
@@ -155,7 +155,7 @@ def stages_by_hand(shared: int, registers: int) -> Callable[[Any, Any, Any], Non
 
 def dlight_matmul(m: int, n: int, k: int, *, transposed: bool = False) -> Any:
     """Stock TVM's default schedule of a product of halves on an A100: wmma, A and B.T staged in shared memory."""
-    with cuda_intrinsics(), Target({"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024}) as target:
+    with stock_intrinsics(), Target({"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024}) as target:
         for rule in gpu_schedule_rules():
             found = rule.apply(half_product(m, n, k, transposed=transposed), target, False)
             if found is not None:

@@ -21,7 +21,7 @@ from tvm_ext.support.arrays import Array
 
 from ..simt.good_kernels import argument, primitive_function
 from .kernels import A100, PipeliningKernel, product_reference, serial_loop
-from .schedules import cuda_intrinsics, half_product
+from .schedules import half_product, stock_intrinsics
 
 LANES = 16
 """Threads, the rows of all tensors."""
@@ -200,7 +200,7 @@ def _less_loop_than_stages(*, arithmetic: bool) -> Any:
 
 def _mma_schedule() -> Any:
     """The tensor-core schedule of stock TVM's tests for 64 x 64 x 160, without its pipeline."""
-    with cuda_intrinsics() as cuda:
+    with stock_intrinsics() as cuda:
 
         def layout(i: Any, j: Any) -> tuple[Any, ...]:
             return (i // 16, j // 16, *cuda.shared_16x16_to_ldmatrix_32x8_layout(i % 16, j % 16))

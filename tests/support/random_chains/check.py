@@ -14,6 +14,7 @@ from tvm_ext.rammer_runtime import native
 from tvm_ext.reports.record import OperatorReport
 from tvm_ext.runtime.graph_module import flatten_outputs
 
+from ..guarded_memory import build_guarded
 from ..random_cases import CaseResult, Figures, Refusal, WrongResultError, attempted
 from ..random_operators.check import options_of, poisoned, target_of
 from ..random_operators.opencl import OpenClMachine, is_gpu
@@ -55,12 +56,15 @@ VEU_COUNTS = (2, 1, 4)
 """The vEUs of schedules, in turn: as many cores, or more than there are."""
 
 
+def _is_guarded(case: ChainCase) -> bool:
+    return not is_gpu(case.device) and case.index % GUARDED_EVERY == 0
+
+
 def _options(case: ChainCase) -> BuildOptions:
     """Without the kernel cache: no two chains have kernels in common, and thousands would be looked through."""
-    guarded = not is_gpu(case.device) and case.index % GUARDED_EVERY == 0
-    options = options_of(case).updated(kernel_cache="off", guard_memory=guarded)
+    options = options_of(case).updated(kernel_cache="off")
     round_, turn = divmod(case.index, SCHEDULED_EVERY)
-    if is_gpu(case.device) or guarded or turn != 1 or not native.is_available():
+    if is_gpu(case.device) or _is_guarded(case) or turn != 1 or not native.is_available():
         return options
     return options.updated(enable_rammer=True, num_threads=VEU_COUNTS[round_ % len(VEU_COUNTS)])
 
@@ -68,7 +72,8 @@ def _options(case: ChainCase) -> BuildOptions:
 def _on_cpu(case: ChainCase) -> tuple[list[Array], tuple[OperatorReport, ...]]:
     try:
         mod, params = relay.frontend.from_onnx(onnx_model(case))
-        library = relay.build(mod, target_of(case), params=params, options=_options(case))
+        build = build_guarded if _is_guarded(case) else relay.build
+        library = build(mod, target_of(case), params=params, options=_options(case))
     except TvmExtError as refusal:
         raise Refusal(f"{type(refusal).__name__}: {refusal}") from refusal
     machine = library.vm()

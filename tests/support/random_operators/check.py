@@ -19,9 +19,9 @@ from tvm_ext.pass_pipeline import plan_build
 from tvm_ext.records.choice import OWN_PATHS
 from tvm_ext.reports.record import OperatorReport
 from tvm_ext.runtime.graph_module import flatten_outputs
-from tvm_ext.runtime.guarded_memory import guard
 from tvm_ext.support.roundoff import allowed_error
 
+from ..guarded_memory import build_guarded, guard
 from ..random_cases import CaseResult, Figures, WrongResultError, attempted, share_of
 from . import opencl, reference
 from .record import Array, OperatorCase, is_float
@@ -60,10 +60,13 @@ def scaled_error(actual: Array, expected: Array, typical_magnitude: float) -> fl
     return float(difference) / size if size else (0.0 if difference == 0 else math.inf)
 
 
-def build(case: OperatorCase, **settings: Any) -> relay.Library:
-    """The case built for this machine's CPU, its constant inputs bound; ``settings`` are fields of `BuildOptions`."""
-    options = options_of(case).updated(**settings)
-    return relay.build(module_of(case), target_of(case), params=constants(case), options=options)
+def build(case: OperatorCase, *, guarded: bool = False, **settings: Any) -> relay.Library:
+    """The case built for this machine's CPU, its constant inputs bound; ``settings`` are fields of `BuildOptions`.
+
+    ``guarded``: workspaces lie between guards.
+    """
+    how, options = build_guarded if guarded else relay.build, options_of(case).updated(**settings)
+    return how(module_of(case), target_of(case), params=constants(case), options=options)
 
 
 class Built(Protocol):
@@ -126,7 +129,7 @@ def check(case: OperatorCase) -> Figures:
         return check_in_opencl(case)
     if case.index % PURITY_EVERY == 0:
         check_purity(case)
-    library = build(case, guard_memory=case.index % GUARDED_WORKSPACES_EVERY == 0)
+    library = build(case, guarded=case.index % GUARDED_WORKSPACES_EVERY == 0)
     first = _run_and_poison(guard(library.vm()), case, 0)
     machine = library.vm()
     machine.set_instrument(lambda *_: 0)

@@ -13,10 +13,10 @@ from tvm_ext import relay
 from tvm_ext._tvm import tensor
 from tvm_ext.devices.cpu_info import read_cpu_info
 from tvm_ext.devices.device_db import cpu_needs, device_for_target
-from tvm_ext.options import BuildOptions
 from tvm_ext.reports.record import OperatorReport
 from tvm_ext.runtime.graph_module import flatten_outputs
 
+from ..guarded_memory import build_guarded
 from ..random_cases import CaseResult, Figures, WrongResultError, attempted
 from ..random_operators.record import Array
 from . import dynamic
@@ -91,8 +91,8 @@ def _run(
     model: onnx.ModelProto, inputs: Mapping[str, Array], target: Any, *, guarded: bool
 ) -> tuple[list[Array], tuple[OperatorReport, ...]]:
     mod, params = relay.frontend.from_onnx(model)
-    options = BuildOptions().updated(kernel_cache="off", guard_memory=guarded)
-    library = relay.build(mod, target, params=params, options=options)
+    build = build_guarded if guarded else relay.build
+    library = build(mod, target, params=params, kernel_cache="off")
     machine = library.vm()
     arguments = [tensor(inputs[item.name]) for item in model.graph.input]
     made = [value.numpy().copy() for value in flatten_outputs(machine["main"](*arguments))]

@@ -83,6 +83,7 @@ SMALL = CpuTileSpace(product(40, 64, 80), CORE)
 EXPRESSIONS = {"product": product(128, 768, 768), "odd": product(50, 33, 70), "convolution": convolution(32, 9, 8, 3)}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", [CORE, NARROW, WIDE], ids=["one core", "AVX2", "all cores"])
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_the_model_of_many_is_that_of_one(name: str, device: device_db.DeviceSpec) -> None:

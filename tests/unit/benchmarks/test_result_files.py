@@ -45,6 +45,7 @@ BESIDE = {
     "_rtask_graphs.py": "graphs of networks, where a folder is named to keep them",
     "trace_model/learner.py": "what it has learnt, where MetaSchedule asks for it",
     "open_shapes.py": "what building took, beside the libraries, where a folder is named to keep them",
+    "open_lengths.py": "as open_shapes.py",
     "threads_beside.py": "the limits of a control group that it makes and removes",
 }
 
@@ -139,7 +140,7 @@ MAINS: dict[str, dict[str, Any]] = {
     "packed_products.py": {}, "gpu/ablation.py": {},
     "attention.py": {}, "persistent.py": {}, "rammer.py": {}, "rammer_runtime.py": {}, "rammer_simulated.py": {},
     "rammer_cells.py": {},
-    "winograd.py": {}, "drawn.py": {}, "exported.py": {}, "memory.py": {}, "open_shapes.py": {},
+    "winograd.py": {}, "drawn.py": {}, "exported.py": {}, "memory.py": {}, "open_shapes.py": {}, "open_lengths.py": {},
     "gpu/chains.py": {}, "gpu/heuristics.py": {}, "gpu/interpret.py": {}, "gpu/templates.py": {},
     "gpu/models.py": {}, "gpu/pipelining.py": {}, "gpu/pipelining_model.py": {}, "gpu/sweep.py": {"compile": False},
     "gpu/schedules.py": {}, "threads_beside.py": {},

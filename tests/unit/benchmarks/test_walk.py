@@ -51,7 +51,7 @@ def test_the_page_has_what_the_pages_show_and_nothing_else(walk: ModuleType) -> 
     steps = [step for own in walk.all_steps().values() for step in own]
     shown = [block.split("\n")[0].partition("  #")[0].strip() for block in PAGE.split("```sh\n")[1:]]
     assert shown == [step.command for step in steps]
-    printed = walk.outputs_in(PAGE)
+    printed = {command: own.text for command, own in walk.outputs_in(PAGE).items()}
     assert [
         step.command for step in steps if not step.not_run and printed.get(step.command) in (None, "(nothing)")
     ] == []
@@ -75,11 +75,14 @@ def test_the_pages_commands_parse(line: str, tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_page_keeps_what_was_not_run_again(walk: ModuleType) -> None:
-    environment = walk.current_environment()
     sections = {"Of X": [walk.Step(command="a", comment="why"), walk.Step(command="b", not_run="it installs")]}
-    text = walk.page_of(sections, {"a": "1\n2"}, environment)
-    assert walk.outputs_in(text) == {"a": "1\n2"}
+    sections["Others"] = [walk.Step(command=command) for command in "cd"]
+    outputs = {command: walk.Printed(text="1\n2", where="today, this one, 2 threads") for command in "acd"}
+    outputs["c"] = walk.Printed(text="", where="yesterday, another, 4 threads")
+    text = walk.page_of(sections, outputs)
+    assert walk.outputs_in(text) == {**outputs, "c": walk.Printed(text="(nothing)", where=outputs["c"].where)}
     assert "```sh\nb\n```\n\nNot run here: it installs." in text
+    assert text.count(outputs["c"].where) == text.count(outputs["a"].where) == 1
 
 
 def test_outputs_are_short_and_name_no_place_of_this_machine(walk: ModuleType, tmp_path: Path) -> None:
@@ -96,6 +99,7 @@ def test_every_command_still_runs(walk: ModuleType, tmp_path: Path) -> None:
     page = tmp_path / "walk.md"
     walk.main(output=page)
     failing = [
-        {key for key, text in walk.outputs_in(own).items() if "(exit code" in text} for own in (page.read_text(), PAGE)
+        {key for key, printed in walk.outputs_in(own).items() if "(exit code" in printed.text}
+        for own in (page.read_text(), PAGE)
     ]
     assert failing[0] == failing[1]

@@ -19,7 +19,7 @@ from rich.progress import Progress
 
 import tvm_ext
 from tvm_ext import relay
-from tvm_ext.cli import doctor
+from tvm_ext.cli import common, doctor
 from tvm_ext.cli.app import main
 from tvm_ext.cli.common import Steps, parse_shapes
 from tvm_ext.cli.doctor import HealthCheck
@@ -64,6 +64,19 @@ def test_compile_prints_the_report(command: Command, tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     assert "kernels: " in out
     assert f"wrote {tmp_path / 'm.so'}" in out
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["devices", "abacus"], 2), (["--bad"], 2)])
+def test_a_command_of_the_shell_does_not_wait_for_threads(
+    words: list[str], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TVM's own yield 300,000 times before they end, which takes minutes where other processes want the cores."""
+    left: list[int] = []
+    monkeypatch.setattr(common, "leave_at_once", left.append)  # which ends the process, and all tests
+    monkeypatch.setattr(sys, "argv", ["tvm-ext", *words])
+    with pytest.raises(SystemExit):
+        main()
+    assert left == [code]
 
 
 def test_the_versions(command: Command) -> None:

@@ -120,6 +120,8 @@ def test_calibration_data_that_do_not_fit(arrays: dict[str, tuple[int, ...]], wo
         calibration_samples(_model((1, 3), (1, 3)), {name: np.zeros(shape) for name, shape in arrays.items()})
     with pytest.raises(InputError, match="are complex128"):
         calibration_samples(_model((1, 3)), {"a": np.zeros((1, 3), complex)})
+    with pytest.raises(InputError, match="data of a have NaN or infinity"):
+        calibration_samples(_model((1, 3)), {"a": np.array([[0, np.nan, 1]], "float32")})
 
 
 def test_onnx_runtime_is_missing_or_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ CONSTANTS: dict[str, Any] = {
     "flat": _int(-1, 6), "heads": _int(0, 4, 2, 3), "pads": _int(0, 1, 0, 0, 0, 2),
     "own": _int(1, 0, 0, 0, 0, 0), "twice": _int(1, 2, 1), "again": _int(2, 1, 1), "table": _draw(9, 2),
     "half": np.array([0.5], "float32"), "places": _int(2, 0), "most": np.array(1.0, "float32"), "k": _int(2),
-    "tail": _int(-1, 4, 6),
+    "tail": _int(-1, 4, 6), "spots": np.array([[0], [2], [1]]), "first": np.array([[0]]), "last": _int(1),
 }  # fmt: skip
 
 
@@ -52,6 +52,12 @@ def _nodes(*calls: str) -> list[onnx.NodeProto]:
         nodes.append(helper.make_node(name, inputs.replace(" ", "").split(","), left.split(","), **options))
     return nodes
 
+
+# Of each element of a batch its own number ``i``, and the number 2.
+_OWN_PLACES = (
+    "s=Shape(x)", "n=Gather(s,nothing)", "r=Range(nothing,n,scalar)", "i=Unsqueeze(r,one)", "z0=Mul(i,nothing)",
+    "c=Add(z0,two)",
+)  # fmt: skip
 
 KEEPS = [
     ("y=Relu(x)",),
@@ -73,6 +79,9 @@ KEEPS = [
     ("a,b=Split(x) axis=2", "y=Add(a,b)"),
     ("y=Slice(x,zero,two,one)",),
     ("y=Gather(x,places) axis=1",),
+    ("a=ArgMax(x) axis=2 keepdims=1", "y=GatherND(x,a) batch_dims=2", "z=GatherND(table,a)"),
+    ("a=Transpose(x) perm=[1,2,0]", "y=GatherND(a,spots)"),
+    (*_OWN_PLACES, "p=Concat(i,c) axis=1", "y=GatherND(x,p)"),
     ("a=Transpose(x) perm=[1,0,2]", "b=Reshape(a,flat)", "c=MatMul(b,w)", "y=Relu(c)", "z=ReduceMax(x) axes=[2]"),
     ("a=Transpose(x) perm=[1,0,2]", "b=Softmax(a) axis=2", "y=Transpose(b) perm=[1,0,2]"),
     ("a=Unsqueeze(x,zero)", "y=Squeeze(a,zero)"),
@@ -102,6 +111,10 @@ MIXES = [
     (("s=Shape(x)", "a=Gather(s,zero)", "b=Cast(a) to=1", "c=Div(half,b)", "y=Pow(x,c)"), "batch size"),
     (("y=Slice(x,zero,one,zero)",), "loses|across"),
     (("y=Gather(x,zero) axis=0",), "loses|across"),
+    (("y=GatherND(x,first)",), "loses|across"),
+    (("a=ArgMax(x) axis=2 keepdims=1", "y=GatherND(x,a)"), "batch"),
+    ((*_OWN_PLACES, "d=Sub(last,i)", "p=Concat(d,c) axis=1", "y=GatherND(x,p)"), "another place"),
+    ((*_OWN_PLACES, "d=Min(i,two)", "p=Concat(i,d) axis=1", "y=GatherND(x,p)"), "another place"),
     (("y=Pad(x,own)",), "multiple|batch"),
     (("y=Tile(x,again)",), "across its batch|place|batch"),
     (("y=Concat(x,big0) axis=0",), "multiple|batch"),

@@ -13,6 +13,7 @@ import tvm
 from onnx import helper
 from tvm import relax
 
+from tests.support.guarded_memory import build_guarded
 from tests.support.small_models import onnx_model
 from tests.support.small_modules import module_of
 from tvm_ext import relay
@@ -91,7 +92,7 @@ def test_wild_indices_never_leave_a_buffer(name: str, wild: int) -> None:
     indices = array(good)
     indices.ravel()[0] = wild
     inputs = [*others, indices]
-    library = relay.build(module(build, *inputs), "llvm", bounds="wrap", guard_memory=True)
+    library = build_guarded(module(build, *inputs), bounds="wrap")
     library.vm()["main"](*[tvm.runtime.tensor(value) for value in inputs])
 
 

@@ -74,6 +74,7 @@ def test_gives_the_same_sums(shape: Any, kernel: Any, strides: Any, pads: Any, e
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("kernel", "stride", "size", "taps"),
     [(3, 2, 40, [(2, 2), (2, 1), (1, 2), (1, 1)]), (4, 2, 40, [(2, 2)]), (3, 2, 4, [(2, 2)]), (2, 3, 40, [(1, 1)])],

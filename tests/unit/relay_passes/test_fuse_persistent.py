@@ -108,6 +108,7 @@ def test_chains_of_products_are_right(chain: ChainModule) -> None:
     check(chain, fused=len(chain.mod["main"].script().split("matmul(")) - 1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("layout", ["auto", "NCHW"])
 @pytest.mark.parametrize(
     "convs",

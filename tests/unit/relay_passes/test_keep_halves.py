@@ -82,6 +82,7 @@ def test_auto_rounds_no_data_where_weights_are_exact() -> None:
     assert kept(module((1,), weights("float16", 512, 1024)), "cpu-epyc-zen5", **settings) == "float16"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("row", ["cpu-epyc-zen5", "cpu-cascade-lake-avx2"])
 @pytest.mark.parametrize("kind", sorted(TYPES))
 @pytest.mark.parametrize("shape", [(1, 300, 130), (3, 77, 33), (4, 64, 7)])

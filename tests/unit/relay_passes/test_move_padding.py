@@ -14,6 +14,7 @@ import tvm
 from onnx.helper import make_node
 from tvm import te, topi
 
+from tests.support.guarded_memory import build_guarded
 from tests.support.small_models import onnx_model
 from tests.unit.kernels import constructed, from_te, relative_error, run
 from tvm_ext import relay
@@ -160,11 +161,12 @@ def _expected(model: onnx.ModelProto, x: Any) -> Sequence[Any]:
     return list(session.run(None, {"x": x}))
 
 
-def check(case: Case, x_shape: tuple[int, ...], **options: Any) -> Any:
-    """Build and run, in guarded memory if the options do not say otherwise; the library's report."""
+def check(case: Case, x_shape: tuple[int, ...], *, guarded: bool = True, **options: Any) -> Any:
+    """Build and run; the library's report."""
     model = case.model()
     mod, params = relay.frontend.from_onnx(model)
-    library = relay.build(mod, "llvm", params=params, **{**BLOCKED, "guard_memory": True, **options})
+    build = build_guarded if guarded else relay.build
+    library = build(mod, "llvm", params=params, **{**BLOCKED, **options})
     module = relay.GraphModule(library["default"](tvm.cpu()))
     for seed in (0, 1):
         x = np.random.default_rng(seed).standard_normal(x_shape).astype("float32")
@@ -206,7 +208,7 @@ def test_what_is_stored_between_borders_is_right(name: str) -> None:
     ids=str,
 )
 def test_other_builds_are_right(options: dict[str, Any]) -> None:
-    report = check(CASES["three in a row"], (1, 16, 9, 11), guard_memory=False, **options)
+    report = check(CASES["three in a row"], (1, 16, 9, 11), guarded=False, **options)
     assert moved(report) == (0 if "layout" in options else 2)
 
 

@@ -218,8 +218,10 @@ def test_a_cpu_without_the_instruction_is_an_error_that_says_what_it_has() -> No
 
 
 def test_other_errors_of_the_option() -> None:
-    with pytest.raises(OptionError, match="precision_bound"):
+    with pytest.raises(OptionError, match="error that precision 'auto' may make"):
         BuildOptions(precision="auto")
+    with pytest.raises(OptionError, match="'precision_bound' is nan"):
+        BuildOptions(precision="bfloat16", precision_bound=float("nan"))
     with pytest.raises(OptionError, match="'precision'"):
         BuildOptions.create(precision="half")
     with pytest.raises(OptionError, match="no quantised products"):

@@ -180,7 +180,7 @@ def test_every_order_that_the_schedule_allows_gives_the_same(name: str, threads:
     made, plan = scheduled(mod, threads)
     with plan.target:
         kernels = compile_rkernels(rkernels_of(made), plan.target)
-    for seed in range(6):
+    for seed in range(4):
         region, arguments, count = whole_arguments(made, values)
         run_plan(region, kernels, arguments, seed, most_in_turn=1 + 8 * (seed % 2))
         outputs = arguments[len(arguments) - count :]
@@ -361,14 +361,10 @@ def test_auto_leaves_the_kernels_of_what_it_does_not_schedule() -> None:
             assert_structural_equal(func.body, left[gv.name_hint].body, map_free_vars=True)
 
 
-@pytest.mark.parametrize(
-    ("target", "settings", "match"),
-    [("opencl", {}, "has none of them"), ("llvm", {"guard_memory": True}, "guard_memory")],
-)
-def test_schedules_that_cannot_be_are_refused(target: str, settings: dict[str, Any], match: str) -> None:
-    with pytest.raises(OptionError, match=match):
-        plan_build(target, BuildOptions.create(enable_rammer=True, **settings))
-    assert plan_build(target, BuildOptions.create(enable_rammer="auto", **settings)).options.enable_rammer is False
+def test_schedules_that_cannot_be_are_refused() -> None:
+    with pytest.raises(OptionError, match="has none of them"):
+        plan_build("opencl", BuildOptions.create(enable_rammer=True))
+    assert plan_build("opencl", BuildOptions.create(enable_rammer="auto")).options.enable_rammer is False
 
 
 def test_a_cpu_without_a_clock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from benchmarks._schedules import gantt_file
+from benchmarks.baseline_policies import BASELINES
 from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.records.rammer import joined_entries
 from tvm_ext.records.rtasks import RKernel, ROperator, RTaskGraph, RTaskSchedule, VDevice
@@ -77,7 +78,7 @@ def test_wide_schedules_stay_small() -> None:
 def test_long_schedules_join_what_is_too_narrow() -> None:
     graph = _graph(tasks=1, length=3000)
     graph = RTaskGraph(operators=tuple(graph.operators))
-    made = schedule(graph, lambda need: VDevice(name="one", unit_count=1), "round-robin")
+    made = schedule(graph, lambda need: VDevice(name="one", unit_count=1), next(iter(BASELINES)))
     one_colour = [
         ROperator(name="o", kernels=graph.operators[0].kernels, predecessors=item.predecessors)
         for item in graph.operators

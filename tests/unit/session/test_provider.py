@@ -40,6 +40,16 @@ def _weight(name: str, *shape: int) -> onnx.TensorProto:
     return numpy_helper.from_array(np.random.default_rng(len(name)).standard_normal(shape).astype("float32"), name)
 
 
+def _graph_model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    constants: Sequence[onnx.TensorProto] = (),
+) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
 def _model(batch: int | str = 4, *, loop: bool = False, grows: bool = False) -> onnx.ModelProto:
     """A layer, with ``loop`` a Loop, and more behind it, with attributes of all kinds.
 
@@ -79,9 +89,9 @@ def _model(batch: int | str = 4, *, loop: bool = False, grows: bool = False) -> 
         numpy_helper.from_array(np.array(3, "int64"), "times"),
         numpy_helper.from_array(np.array(0.5, "float32"), "most"),
     ]
-    graph = helper.make_graph(nodes, "layers", [_value("x", [batch, 8])], [_value("y", [6, batch])], constants)
-    graph.value_info.append(_value("second", [batch, 6]))  # nothing says that a Loop keeps it
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = _graph_model(nodes, [_value("x", [batch, 8])], [_value("y", [6, batch])], constants)
+    model.graph.value_info.append(_value("second", [batch, 6]))  # nothing says that a Loop keeps it
+    return model
 
 
 def _options(options: Mapping[str, str] | None = None) -> onnxruntime.SessionOptions:
@@ -162,8 +172,7 @@ def test_branches_and_scans_are_compiled(positive: bool) -> None:
         helper.make_node("If", ["go"], ["y"], **branches),
     ]
     constants = [_weight("b", 6), numpy_helper.from_array(np.array(0, "float32"), "zero")]
-    graph = helper.make_graph(nodes, "branches", [_value("x", [4, 6])], [_value("y", [4, 6])], constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = _graph_model(nodes, [_value("x", [4, 6])], [_value("y", [4, 6])], constants)
     session = onnxruntime.InferenceSession(model.SerializeToString(), _options())
     assert set(_assigned(session).values()) == {PROVIDER}
     sign = 1 if positive else -1
@@ -177,6 +186,88 @@ def test_what_the_import_refuses_runs_in_onnx_runtime_between_compiled_parts() -
     assert assigned["Gemm"] == assigned["Transpose"] == PROVIDER
     assert assigned["Loop"] == "CPUExecutionProvider"
     _assert_same(session, model, _data(4))
+
+
+@pytest.mark.skipif(
+    tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 24), reason="tells no scalar from an open rank"
+)
+@pytest.mark.parametrize("times", [0, 3])
+def test_control_flow_with_scalar_inputs_is_compiled(times: int) -> None:
+    step = [helper.make_node("Mul", ["v", "factor"], ["more"]), helper.make_node("Identity", ["go"], ["on"])]
+    inputs = [_value("i", [], TensorProto.INT64), _value("go", [], TensorProto.BOOL), _value("v", [4, 6])]
+    body = helper.make_graph(step, "body", inputs, [_value("on", [], TensorProto.BOOL), _value("more", [4, 6])])
+    model = _graph_model(
+        [helper.make_node("Loop", ["times", "", "x"], ["y"], body=body)],
+        [_value("x", [4, 6]), _value("factor", []), _value("times", [], TensorProto.INT64)],
+        [_value("y", [4, 6])],
+    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), _options())
+    assert set(_assigned(session).values()) == {PROVIDER}
+    data = DRAW.standard_normal((4, 6)).astype("float32")
+    _assert_same(session, model, {"x": data, "factor": np.array(0.5, "float32"), "times": np.array(times, "int64")})
+
+
+def _ends_that_are_no_numbers() -> dict[str, tuple[onnx.ModelProto, Any]]:
+    text = _value("t", [2], TensorProto.STRING)
+    exp, rest = helper.make_node("Exp", ["x"], ["e"]), [_value("x", [4, 6])]
+    rows = helper.make_tensor_sequence_value_info("t", TensorProto.FLOAT, None)
+    joined = helper.make_node("ConcatFromSequence", ["t"], ["u"], axis=0)
+    ends = _value("e", [4, 6])
+    return {
+        "strings": (
+            _graph_model(
+                [exp, helper.make_node("Identity", ["t"], ["u"])],
+                [*rest, text],
+                [ends, _value("u", [2], TensorProto.STRING)],
+            ),
+            np.array(["a", "b"], object),
+        ),
+        "sequence": (
+            _graph_model([exp, joined], [*rest, rows], [ends, _value("u", None)]),
+            [np.ones((1, 2), "float32"), np.zeros((1, 2), "float32")],
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", ["strings", "sequence"])
+def test_inputs_that_are_no_numbers_stay_in_onnx_runtime(kind: str) -> None:
+    model, value = _ends_that_are_no_numbers()[kind]
+    session = onnxruntime.InferenceSession(model.SerializeToString(), _options())
+    assert _assigned(session).pop("Exp") == PROVIDER
+    assert set(_assigned(session).values()) == {PROVIDER, "CPUExecutionProvider"}
+    feed = {"x": np.zeros((4, 6), "float32"), "t": value}
+    numbers, passed = session.run(None, feed)
+    assert np.all(numbers == 1)
+    np.testing.assert_array_equal(passed, np.concatenate(value) if isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize("kind", ["strings", "sequence"])
+def test_outputs_that_are_no_numbers_stay_in_onnx_runtime(kind: str) -> None:
+    last = {
+        "strings": (
+            helper.make_node("Cast", ["e"], ["y"], to=TensorProto.STRING),
+            _value("y", [2], TensorProto.STRING),
+        ),
+        "sequence": (
+            helper.make_node("SplitToSequence", ["e"], ["y"], axis=0),
+            helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None),
+        ),
+    }
+    node, output = last[kind]
+    model = _graph_model([helper.make_node("Exp", ["x"], ["e"]), node], [_value("x", [2])], [output])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), _options())
+    assert _assigned(session) == {"Exp": PROVIDER, node.op_type: "CPUExecutionProvider"}
+    (got,) = session.run(None, {"x": np.zeros(2, "float32")})
+    assert [float(np.squeeze(item)) for item in got] == [1, 1]
+
+
+def test_an_initializer_that_is_an_input_may_change_from_run_to_run() -> None:
+    inputs = [_value("x", [4, 6]), _value("b", [6])]
+    model = _graph_model([helper.make_node("Add", ["x", "b"], ["y"])], inputs, [_value("y", [4, 6])], [_weight("b", 6)])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), _options())
+    data = DRAW.standard_normal((4, 6)).astype("float32")
+    _assert_same(session, model, {"x": data})
+    _assert_same(session, model, {"x": data, "b": np.ones(6, "float32")})
 
 
 def test_a_context_model_runs_without_python_compiling(context: Path) -> None:
@@ -295,10 +386,8 @@ def test_options_are_those_of_a_build() -> None:
 def test_set_denormal_as_zero_is_an_option_of_the_build() -> None:
     """The activations, 1e-30 times 1e-12, are subnormal numbers."""
     tiny = numpy_helper.from_array(np.full((8, 4), 1e-12, "float32"), "tiny")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "tiny"], ["y"])], "tiny", [_value("x", [2, 8])], [_value("y", [2, 4])], [tiny]
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    nodes = [helper.make_node("MatMul", ["x", "tiny"], ["y"])]
+    model = _graph_model(nodes, [_value("x", [2, 8])], [_value("y", [2, 4])], [tiny]).SerializeToString()
     results = {}
     for value in ("0", "1"):
         options = _options()

@@ -17,6 +17,7 @@ from tests.support.dot_rows import use_models_of_missing_instructions
 from tests.support.exported_models import __main__ as command
 from tests.support.exported_models import check, networks, quantised, runs
 from tests.support.exported_models.export import inputs_file
+from tests.support.exported_models.open_networks import MORE
 from tests.support.exported_models.record import CPU, EXPORTERS, ExportResult
 from tests.support.exported_models.timed import TIMED
 from tvm_ext.bench import models, quantise
@@ -30,6 +31,7 @@ def test_there_are_many_kinds_of_networks() -> None:
     assert len(packages) >= 25
     assert min(packages.count(name) for name in ("torchvision", "timm", "transformers")) >= 5
     assert all(set(item.exporters) <= set(EXPORTERS) and item.exporters for item in networks.NETWORKS.values())
+    assert len(MORE) >= 15 and not set(MORE) & set(networks.NETWORKS)
     assert len(TIMED) >= 20
     assert networks.network("timed_resnet18").inputs["pixel_values"][-1] == 224
     with pytest.raises(InputError, match=r"no network 'resnet19'(.|\n)*resnet18"):

@@ -93,6 +93,7 @@ constexpr Entry<365, OrtStatus*(const OrtNode*, size_t*)> kNodeSubgraphCount{};
 constexpr Entry<366, OrtStatus*(const OrtNode*, const OrtGraph**, size_t, const char**)> kNodeSubgraphs{};
 constexpr Entry<378, OrtStatus*(const OrtValue*, const void**)> kTensorData{};
 constexpr Entry<379, OrtStatus*(const OrtSessionOptions*, OrtKeyValuePairs**)> kConfigEntries{};
+constexpr Entry<390, bool(const OrtTensorTypeAndShapeInfo*)> kHasShape{};  // from ONNX Runtime 1.24 on
 
 // The arguments of kAddNodesToFuse say that the constants of the nodes are not wanted at run time.
 struct NodeFusionOptions {
@@ -153,7 +154,9 @@ struct Error : std::runtime_error {
 // The two tables. Functions that give a status throw `Error` with its message where it is one.
 class Api {
  public:
-  explicit Api(const void* const* table) : table_(table), ep_table_(Call(kGetEpApi)) {}
+  Api(const void* const* table, int release) : release(release), table_(table), ep_table_(Call(kGetEpApi)) {}
+
+  const int release;  // 24 of ONNX Runtime 1.24
 
   template <size_t place, typename R, typename... Parameters, typename... Arguments>
   R Call(Entry<place, R(Parameters...)>, Arguments... arguments) const {

@@ -27,6 +27,8 @@ TensorInfo::TensorInfo(const Api& api, const OrtTensorTypeAndShapeInfo* info) {
   api.Check(kGetDimensionsCount, info, &rank);
   sizes.resize(rank);
   if (rank != 0) api.Check(kGetDimensions, info, sizes.data(), rank);
+  constexpr int kFirstWithHasShape = 24;
+  ranked = rank != 0 || (api.release >= kFirstWithHasShape && api.Call(kHasShape, info));
 }
 
 static auto Owned(const Api& api, const OrtValue* value) {
@@ -186,8 +188,9 @@ ffi::Any Graph::Value(const OrtValueInfo* value) const {
   const OrtTensorTypeAndShapeInfo* info = nullptr;
   api_.Check(kValueType, value, &type);
   if (type != nullptr) api_.Check(kCastTypeInfoToTensorInfo, type, &info);
-  if (info == nullptr) return Values{ffi::String(NameOf(value)), 0, Values()};
+  if (info == nullptr) return Values{ffi::String(NameOf(value)), 0, nullptr};
   const TensorInfo tensor(api_, info);
+  if (!tensor.ranked) return Values{ffi::String(NameOf(value)), tensor.element, nullptr};
   return Values{ffi::String(NameOf(value)), tensor.element,
                 ffi::Array<int64_t>(tensor.sizes.begin(), tensor.sizes.end())};
 }

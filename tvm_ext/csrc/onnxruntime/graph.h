@@ -17,12 +17,14 @@ using Description = tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Any>;
 // A tensor over memory of somebody else, who keeps it for as long as the tensor is used.
 tvm::ffi::Tensor Borrowed(const void* data, tvm::ffi::ShapeView shape, DLDataType dtype);
 
-// What ONNX Runtime says of a tensor: its ONNXTensorElementDataType, and its sizes (-1 or 0 for an open one).
+// What ONNX Runtime says of a tensor: its ONNXTensorElementDataType, and its sizes (-1 or 0 for an open one), where it
+// has a rank. ONNX Runtime 1.23 does not tell a scalar from a tensor of any rank: it is the latter.
 struct TensorInfo {
   TensorInfo(const Api& api, const OrtTensorTypeAndShapeInfo* info);
   TensorInfo(const Api& api, const OrtValue* value);
 
   int element = 0;
+  bool ranked = true;
   std::vector<int64_t> sizes;
 };
 
@@ -36,7 +38,8 @@ class Graph {
 
   // "nodes": each [operator, domain, name, inputs, outputs, attributes, subgraphs], the last described like this graph,
   // by the name of their attribute;
-  // "inputs", "outputs": each [name, element type, dimensions (0 for an open one)]; null for what is no tensor;
+  // "inputs", "outputs": each [name, element type, dimensions (0 for an open one; null without a rank)], or the name
+  // and zero for what is no tensor;
   // "initializers": each [name, element type, dimensions, bytes]; "opsets": each [domain, version].
   // Inputs and outputs are those of `fused`, or the graph's own. Bytes are ONNX Runtime's own, valid during the call.
   Description Describe(const OrtNode* fused) const;

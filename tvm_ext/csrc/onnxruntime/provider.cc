@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -131,7 +132,7 @@ class Provider : public Ep {
 
 class Factory : public EpFactory {
  public:
-  explicit Factory(const void* const* table) : api_(table) {
+  Factory(const void* const* table, int release) : api_(table, release) {
     GetName = [](const EpFactory*) noexcept { return kName; };
     GetVendor = [](const EpFactory*) noexcept { return "tvm_ext"; };
     GetVendorId = [](const EpFactory*) noexcept { return uint32_t{0}; };
@@ -207,7 +208,9 @@ TVM_EXT_EXPORT OrtStatus* CreateEpFactories(const char*, const OrtApiBase* base,
   }
   // Compiled libraries name functions of these two, and expect them among the process's own.
   for (const char* library : {"libtvm_ffi.so", "libtvm_runtime.so"}) dlopen(library, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
-  factories[0] = new Factory(table);
+  int release = 0;
+  std::sscanf(base->GetVersionString(), "1.%d", &release);
+  factories[0] = new Factory(table, release);
   *count = 1;
   return nullptr;
 }

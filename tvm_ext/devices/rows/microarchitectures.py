@@ -26,6 +26,7 @@ from .cpus import (
     ZEN4_AVX512,
     CpuShape,
     Isa,
+    TargetPairs,
     cpu_spec,
     llvm_target,
 )
@@ -41,7 +42,7 @@ CODE = {
     AVX2.name: CPU_AVX2.target,
     NEON.name: llvm_target({"mtriple": "aarch64-linux-gnu", "mcpu": "generic"}),
 }
-"""TVM's targets of the rows: code of the instruction set alone, which runs wherever that is."""
+"""TVM's targets of rows without one of their own: code of the instruction set alone, which runs wherever that is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +51,7 @@ class Microarchitecture:
 
     ``shape`` is the named machine. ``dram_gb_per_s_per_core`` is what few cores reach, before `shape` caps it.
     ``l3_bytes_per_core`` is a core's share of the L3 that a virtual machine of a few cores is shown whole; None: all.
+    ``target`` is TVM's for the named machine; None: the instruction set's.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Microarchitecture:
     shape: CpuShape
     dram_gb_per_s_per_core: float
     l3_bytes_per_core: int | None = None
+    target: TargetPairs | None = None
 
     def isa_named(self, name: str) -> Isa | None:
         """Its rates with the instruction set ``name``; None where none of its cores has that."""
@@ -68,7 +71,7 @@ class Microarchitecture:
     def row(self) -> DeviceSpec:
         """The named machine with the best instruction set, as a device."""
         isa = self.isas[0]
-        return cpu_spec(self.name, self.description, isa, self.shape, CODE[isa.name])
+        return cpu_spec(self.name, self.description, isa, self.shape, self.target or CODE[isa.name])
 
     def dram_gb_per_s(self, core_count: float) -> float:
         """GB/s that ``core_count`` cores read from memory: each its own rate, all together the board's at most."""
@@ -278,6 +281,7 @@ MICROARCHITECTURES = (
             "AWS Graviton3", 64, 2.6, (64, 1024, 32768), 307.2, "8 channels DDR5-4800 x 8 bytes", "announced"
         ),
         dram_gb_per_s_per_core=15.0,
+        target=llvm_target({"mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-v1"}),
     ),
     Microarchitecture(
         name="cpu-neoverse-v2",
@@ -288,6 +292,7 @@ MICROARCHITECTURES = (
             "AWS Graviton4", 96, 2.8, (64, 2048, 36864), 537.6, "12 channels DDR5-5600 x 8 bytes", "announced"
         ),
         dram_gb_per_s_per_core=20.0,
+        target=llvm_target({"mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-v2"}),
     ),
     Microarchitecture(
         name="cpu-apple-m",

@@ -26,6 +26,7 @@ from .functions import mixes
 from .places import SameModel, place_of
 from .rules import RESHAPES, RULES, SHAPED, UNIFORM, BatchedCall, BatchedOperand, attribute_text, reshaped
 
+_TAKING = ("relax.take", "relax.gather_nd")
 _MOST_BYTES_KEPT = 1 << 16  # a choice: of a weight, which may repeat the same values for each element of a batch
 
 
@@ -151,7 +152,7 @@ class _Walk:
         attributes = [attribute_text(item.attrs) for item in (call, twin)]
         if attributes[0] != attributes[1] or len(call.args) != len(twin.args):
             raise MixedBatch(f"{who} has attributes that depend on the batch size")
-        if name == "relax.take" and isinstance(places := self._argument(call.args[1], twin.args[1], who), tuple):
+        if name in _TAKING and isinstance(places := self._argument(call.args[1], twin.args[1], who), tuple):
             return self._taken(call, twin, places, who)
         operands = [
             operand for pair in zip(call.args, twin.args, strict=True) for operand in self._operands(*pair, who)
@@ -184,9 +185,13 @@ class _Walk:
     def _taken(self, call: Call, twin: Call, places: _Known, who: str) -> BatchAxis:
         """The batch of what is taken at constant places, which name each element's own alone.
 
-        Of data (n * 24, 1) the places (n, 24) may be 24 i + c, the c being the same for all elements ``i``.
+        Of data (n * 24, 1) the places (n, 24) may be 24 i + c, the c being the same for all elements ``i``. Those of a
+        GatherND are rows of an index for each leading axis: of data (n, 24) they may be (i, c).
         """
-        data, axis = self._argument(call.args[0], twin.args[0], who), call.attrs.axis
+        data = self._argument(call.args[0], twin.args[0], who)
+        many = _name_of(call) == "relax.gather_nd"
+        depth = places[0].shape[-1] if many and not int(call.attrs.batch_dims) else 0
+        axes = range(depth) if many else [] if call.attrs.axis is None else [int(call.attrs.axis)]
         try:
             batch = place_of(places[0].shape, places[1].shape, self._sizes)
         except SameModel as reason:
@@ -194,23 +199,24 @@ class _Walk:
         if (
             not isinstance(data, BatchAxis)
             or data.outer != 1
-            or axis is None
-            or int(axis) != data.axis
+            or data.axis not in axes
             or batch is None
+            or (many and batch.axis == places[0].ndim - 1)
         ):
             raise MixedBatch(f"{who} takes elements at places that depend on the batch size")
         within = []
         for own, size in zip(places, self._sizes, strict=True):
             parts = own.reshape(*own.shape[: batch.axis], size, batch.inner, *own.shape[batch.axis + 1 :])
-            starts = np.arange(size) * data.inner
-            parts = np.moveaxis(parts, batch.axis, -1) - starts
-            first = parts[..., :1]
-            if (parts != first).any() or (first < 0).any() or (first >= data.inner).any():
+            parts = np.moveaxis(parts, batch.axis, 0).copy()
+            batched = parts[..., data.axis] if many else parts
+            batched -= (np.arange(size) * data.inner).reshape(-1, *[1] * (batched.ndim - 1))
+            first = parts[:1]
+            if (parts != first).any() or (batched < 0).any() or (batched >= data.inner).any():
                 raise MixedBatch(f"{who} takes elements of another place in the batch")
             within.append(first)
         if not np.array_equal(within[0], within[1]):
             raise MixedBatch(f"{who} takes elements at places that depend on the batch size")
-        return replace(batch, axis=data.axis + batch.axis)
+        return batch if many else replace(batch, axis=data.axis + batch.axis)
 
     def _function(self, call: Call, twin: Call, who: str) -> None:
         functions = [model.mod[item.args[0]] for model, item in zip(self._models, (call, twin), strict=True)]

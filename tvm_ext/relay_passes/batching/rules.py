@@ -198,6 +198,22 @@ def _gather_elements(step: BatchedCall) -> str:
     return _along(step, step.axes())
 
 
+def _gather_nd(step: BatchedCall) -> str:
+    """Places of an element in its own data or in data for all of them, or the same places in each element's data."""
+    (data, indices), shared = step.operands, int(step.call.attrs.batch_dims)
+    within = shared + indices.shape[-1]  # leading axes of the data that places name
+    if data.batch is not None and indices.batch is not None:
+        own = step.out.axis < shared and data.batch == indices.batch == step.out
+        return "" if own else "its data and its indices both have a batch"
+    if indices.batch is not None:
+        named = step.out.axis < shared or step.out.axis == indices.rank - 1
+        return "it moves the batch axis" if named or indices.batch != step.out else ""
+    assert data.batch is not None
+    if data.batch.axis < within:
+        return "it works across the batch axis"
+    return _moved(step, data.batch.axis - within + indices.rank - 1)
+
+
 def _quantise(step: BatchedCall) -> str:
     scalars = all(operand.rank == 0 for operand in step.operands[1:])
     return ("" if scalars else _along(step, step.axes())) or _first_alone(step)
@@ -281,6 +297,7 @@ RULES: dict[str, BatchRule] = {
     "relax.concat": _concat,
     "relax.einsum": _einsum,
     "relax.gather_elements": _gather_elements,
+    "relax.gather_nd": _gather_nd,
     "relax.matmul": _matmul,
     "relax.nn.attention": _attention,
     "relax.nn.attention_bias": _attention,

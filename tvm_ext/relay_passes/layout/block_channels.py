@@ -8,6 +8,7 @@ chain changes the layout by itself, and blocked operators are written as tensor 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from tvm_ext._tvm import (
@@ -172,7 +173,14 @@ class _Rewrite(CallRewriter):
 
     def _depthwise(self, operator: Operator) -> Expr:
         data, weight = operator.call.args
-        compute = depthwise_convolution(ConvWindow.of(operator.call.attrs))
+        window, value, pad = ConvWindow.of(operator.call.attrs), 0.0, self.operators.get(data)
+        how = pad.call.attrs if pad is not None and pad.role == "pad" and str(data.ty.dtype) == "uint8" else None
+        if pad is not None and how is not None and how.pad_mode == "constant" and not any(window.pads):
+            # By the zero point of quantised data: the kernel adds what meets padding as a number.
+            top, bottom, left, right = map(int, list(how.pad_width)[4:8])
+            window, value = replace(window, pads=(top, left, bottom, right)), float(how.pad_value)
+            data = pad.data[0]
+        compute = depthwise_convolution(window, value)
         hint = f"depthwise_conv2d_NCHW{self.block}c"
         if str(data.ty.dtype) != "uint8":
             return self.builder_.call_te(compute, self._blocked(data), weight, primfunc_name_hint=hint)

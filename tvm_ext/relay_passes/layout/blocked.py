@@ -191,14 +191,14 @@ def convolution(
     return compute
 
 
-def depthwise_convolution(window: ConvWindow) -> Callable[[TeTensor, TeTensor], TeTensor]:
+def depthwise_convolution(window: ConvWindow, pad_value: float = 0) -> Callable[[TeTensor, TeTensor], TeTensor]:
     """One filter per channel, NCHW[b]c to NCHW[b]c, with weights (c, 1, kh, kw); bytes are read as float32."""
 
     def compute(data: TeTensor, weight: TeTensor) -> TeTensor:
         taps = shape_of(weight)[2:]
         n, outer, h, w, block = shape_of(data)
         height, width = window.outputs((h, w), taps)
-        padded = _pad(data, window.pads)
+        padded = _pad(data, window.pads, pad_value)
         ky, kx = te.reduce_axis((0, taps[0]), "ky"), te.reduce_axis((0, taps[1]), "kx")
 
         def product(n: Expr, co: Expr, y: Expr, x: Expr, ci: Expr) -> Expr:
@@ -213,8 +213,8 @@ def depthwise_convolution(window: ConvWindow) -> Callable[[TeTensor, TeTensor], 
     return compute
 
 
-def _pad(data: TeTensor, pads: tuple[int, int, int, int]) -> TeTensor:
-    """``data`` with zeros around its rows and columns (dimensions 2 and 3 in either layout)."""
+def _pad(data: TeTensor, pads: tuple[int, int, int, int], value: float = 0) -> TeTensor:
+    """``data`` with ``value`` around its rows and columns (dimensions 2 and 3 in either layout)."""
     if not any(pads):
         return data
     top, left, bottom, right = pads
@@ -229,8 +229,8 @@ def _pad(data: TeTensor, pads: tuple[int, int, int, int]) -> TeTensor:
             for condition, needed in ((y >= 0, top), (y < height, bottom), (x >= 0, left), (x < width, right))
             if needed
         ]
-        value = data(*indices[:2], y, x, *indices[4:])
-        return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, str(data.dtype)))
+        own = data(*indices[:2], y, x, *indices[4:])
+        return tirx.if_then_else(tirx.all(*inside), own, tirx.const(value, str(data.dtype)))
 
     return te.compute(shape, element, name="pad_temp")
 

@@ -19,7 +19,7 @@ from .decompose import context_of
 from .fold_constants import fold_constants
 from .graph import OnnxGraph, attribute, count_uses, is_standard
 from .operators.context import FLOAT, Pen
-from .operators.quantized import requantise, shifted
+from .operators.quantized import check_scales, requantise, shifted
 
 _PRODUCTS = ("Conv", "MatMul", "Gemm")
 _MOVES = ("MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze")
@@ -49,6 +49,8 @@ def use_integers(graph: OnnxGraph) -> OnnxGraph:
     if not makers:
         return graph
     context, uses = context_of(graph), count_uses(graph)
+    for node in graph.nodes:
+        check_scales(context.at(node))
     readers = {node.input[0]: node for node in graph.nodes if is_standard(node, "QuantizeLinear")}
     single = {name: node for node in graph.nodes for name in node.output if uses[name] == 1}
     nodes: list[onnx.NodeProto] = []

@@ -14,7 +14,7 @@ from .kernel_choice import MakeDevice
 from .list_policy import schedule_list
 from .schedule_check import check_schedule
 from .segment_policy import schedule_segments, schedule_several
-from .simple_policies import schedule_launches, schedule_round_robin, schedule_shared_queue, schedule_zigzag
+from .simple_policies import schedule_launches
 from .wavefront_policy import schedule_waves
 
 Policy = Callable[[RTaskGraph, MakeDevice], list[RTaskProgram]]
@@ -24,9 +24,6 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
         "list": schedule_list,
         "segments": schedule_segments,
         "wavefront": schedule_waves,
-        "round-robin": schedule_round_robin,
-        "zig-zag": schedule_zigzag,
-        "shared-queue": schedule_shared_queue,
         "launches": schedule_launches,
     }
 )

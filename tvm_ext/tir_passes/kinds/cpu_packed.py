@@ -48,16 +48,17 @@ class PackedPart(KernelPart[None]):
     context: KernelContext
 
     def forms(self, chosen: None = None) -> list[Form]:
-        params, tiles = self.context.operator.params, self.plan
-        packs = [tiles.codes_pack(1), *(tiles.block_pack(place) for place in range(2, len(params) - 1))]
+        (x, *weights, out), tiles = self.context.operator.params, self.plan
+        bias = weights.pop() if len(static_shape(weights[-1])) == 1 else None
+        packs = [tiles.codes_pack(1), *(tiles.block_pack(place) for place in range(2, 1 + len(weights)))]
         packed = [
             tirx.decl_buffer(how.extents, dtype_of(param), param.name, data_alignment=64)
-            for param, how in zip(params[1:-1], packs, strict=True)
+            for param, how in zip(weights, packs, strict=True)
         ]
         device = self.context.device
         rounding_s = 2 * tiles.half * tiles.blocks * tiles.rows * ROUNDING_CYCLES / Machine(device).vector_hz
         kinds = (outer_kind(rounding_s / device.unit_count, device), outer_kind(tiles.seconds(device), device))
-        statements = emit_packed_product(tiles, params, packed, kinds)
+        statements = emit_packed_product(tiles, (x, *packed), bias, out, kinds)
         note = f"int8 by four bits, blocks of {2 * tiles.half}, tiles of {tiles.height} x {tiles.width} sums"
         packing = tuple(zip(packed, packs, strict=True))
         return [Form(path="rtile", statements=statements, program=None, notes=(note,), packs=packing)]

@@ -191,6 +191,20 @@ def test_attention(mask: Any, past: int, unidirectional: int) -> None:
     _assert_within_a_step(_by_onnxruntime(_expanded(model), inputs), _by_onnxruntime(model, inputs), 1e-4)
 
 
+def test_attention_of_bytes_is_two_kernels() -> None:
+    """The joint product is of bytes, and what follows one kernel of attention."""
+    heads, width = 2, 32
+    joint = [_codes(1, 24, width), _weights(width, 3 * width, dtype=_INT8), floats(3 * width), _float(0.02)]
+    operands = [*joint, _float(0.01), None, np.uint8(128), _INT8(0)]
+    model, inputs = _model("QAttention", operands, num_heads=heads)
+    mod, params = relay.frontend.from_onnx(model)
+    lib = relay.build(mod, "llvm", params=params)
+    kernels = [kernel for kernel in lib.report.operators if kernel.choice.flops]
+    assert [kernel.choice.reason.split()[0] for kernel in kernels] == ["matmul", "attention"]
+    got = lib.vm(tvm.cpu())["main"](*map(tvm.runtime.tensor, inputs.values()))
+    _assert_within_a_step([got.numpy()], _by_onnxruntime(model, inputs), 1e-4)
+
+
 def test_a_layer_of_floats_is_as_near_as_eight_bits_allow() -> None:
     """ONNX Runtime rounds each step's operand to 8 bits: half a step of 1 / 127 of its range."""
     steps, size, hidden = 4, 6, 5

@@ -66,6 +66,7 @@ def run_both(model: onnx.ModelProto, x: Any, **options: Any) -> tuple[Any, Any]:
     return ours.get_output(0).numpy(), session.run(None, {"x": x})[0]
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
 @pytest.mark.parametrize("zero", ["lowest", "highest", "middle"])
 @pytest.mark.parametrize(
@@ -98,6 +99,7 @@ def test_convolutions(
     assert (ours == runtime).mean() > 0.99
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 6, 7, 8, 9, 64])
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
 def test_products(depth: int, kind: str, monkeypatch: Any) -> None:
@@ -116,6 +118,7 @@ def test_products(depth: int, kind: str, monkeypatch: Any) -> None:
     assert np.abs(ours - runtime).max() <= 0.05 * 1.001
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kinds", [("uint8", "uint8"), ("int8", "int8"), ("uint8", "int8"), ("int8", "uint8")])
 @pytest.mark.parametrize(("rows", "depth"), [(32, 16), (19, 7), (1, 4), (48, 33)])
 @pytest.mark.parametrize("in_bytes", [False, True])
@@ -165,6 +168,54 @@ def test_a_residual_block_stays_in_bytes(monkeypatch: Any) -> None:
     model = writer.model((1, 16, 12, 12), y)
     ours, runtime = run_both(model, rng.uniform(0, 5, (1, 16, 12, 12)).astype("float32"))
     assert np.abs(ours - runtime).max() <= 0.04 * 1.001
+
+
+@pytest.mark.parametrize(
+    ("scale", "zero", "axis", "match"),
+    [
+        (np.float32(0.5), np.zeros(3, "int8"), 0, "has 3 zero points for 1 scales"),
+        (np.full(5, 0.5, "float32"), np.zeros(5, "int8"), 1, r"has 5 scales along axis 1 of shape \[6, 8\]"),
+        (np.full(8, 0.5, "float32"), np.zeros(8, "int8"), 7, r"has 8 scales along axis 7 of shape \[6, 8\]"),
+        (np.full(6, 0.5, "float32"), np.zeros(6, "int8"), -3, r"has 6 scales along axis -3 of shape \[6, 8\]"),
+    ],
+)
+@pytest.mark.parametrize("quantises", [False, True])
+def test_scales_that_do_not_fit_are_refused_by_the_node(
+    scale: Any, zero: Any, axis: int, match: str, quantises: bool
+) -> None:
+    """Of weights that meet bytes, and of a tensor that is quantised."""
+    writer = Writer()
+    good, middle = writer.constant(np.float32(0.5)), writer.constant(np.uint8(3))
+    pair = writer.constant(scale), writer.constant(zero)
+    if quantises:
+        y = writer.add("DequantizeLinear", writer.add("QuantizeLinear", "x", *pair, axis=axis), good)
+    else:
+        x = writer.add("DequantizeLinear", writer.add("QuantizeLinear", "x", good, middle), good, middle)
+        weight = writer.constant(np.ones((6, 8), "int8"))
+        y = writer.add("MatMul", x, writer.add("DequantizeLinear", weight, *pair, axis=axis))
+    with pytest.raises(ModelError, match=f"(?s)uantizeLinear node .*{match}"):
+        relay.frontend.from_onnx(writer.model((6, 8) if quantises else (4, 6), y))
+
+
+@pytest.mark.parametrize(
+    ("place", "operand", "match"),
+    [
+        (4, np.full(5, 0.5, "float32"), r"5 scales of shape \[2, 4, 1, 1\]"),
+        (5, np.zeros(5, "uint8"), "5 zero points for 1 scales"),
+        (2, np.int8(3), "types UINT8 and INT8"),
+        (6, np.full(2, 0.5, "float32"), r"2 scales of shape \[\]"),
+    ],
+    ids=["weights", "zero points", "types", "result"],
+)
+def test_operands_of_a_convolution_that_do_not_fit_are_refused(place: int, operand: Any, match: str) -> None:
+    writer = Writer()
+    good, zero = writer.constant(np.float32(0.5)), writer.constant(np.uint8(3))
+    weight = writer.constant(np.ones((2, 4, 1, 1), "uint8"))
+    operands = [writer.add("QuantizeLinear", "x", good, zero), good, zero, weight, good, zero, good, zero]
+    operands[place] = writer.constant(operand)
+    y = writer.add("DequantizeLinear", writer.add("QLinearConv", *operands), good, zero)
+    with pytest.raises(ModelError, match=f"(?s)QLinearConv node .*{match}"):
+        relay.frontend.from_onnx(writer.model((1, 4, 5, 6), y))
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.5, np.nan, np.inf])

@@ -199,6 +199,7 @@ def test_trees_follow_missing_values() -> None:
     _assert_same(_node("TreeEnsembleRegressor", "x", "y", n_targets=1, **trees), x)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX"])
 @pytest.mark.parametrize("positive", [True, False])
 def test_trees_of_classes(transform: str, positive: bool) -> None:

@@ -14,6 +14,7 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.support.guarded_memory import build_guarded
 from tests.support.recurrent_nodes import FORMS, LSTM, RecurrentNode, drawn, expected, model_of, operands
 from tvm_ext import relay
 from tvm_ext.errors import InputError, ModelError
@@ -41,10 +42,13 @@ def assert_close(actual: list[np.ndarray], reference: list[np.ndarray], limit: f
         assert np.linalg.norm(one - other) <= limit * (1e-3 + np.linalg.norm(other))
 
 
-def built(node: RecurrentNode, values: Mapping[str, np.ndarray], **settings: Any) -> tuple[relay.Library, list[str]]:
+def built(
+    node: RecurrentNode, values: Mapping[str, np.ndarray], *, guarded: bool = False, **settings: Any
+) -> tuple[relay.Library, list[str]]:
     mod, params = relay.frontend.from_onnx(opened(model_of(node, values), node.layout))
     names = [str(parameter.name) for parameter in mod["main"].params[: int(mod["main"].attrs["num_input"])]]
-    return relay.build(mod, "llvm", params=params, **settings), names
+    build = build_guarded if guarded else relay.build
+    return build(mod, "llvm", params=params, **settings), names
 
 
 def of_length(node: RecurrentNode, steps: int) -> RecurrentNode:
@@ -76,7 +80,7 @@ def test_stock_kernels_run_any_length() -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_random_nodes(seed: int) -> None:
     node = dataclasses.replace(drawn(seed), activations=(), alphas=(), betas=())  # some grow without end in 50 steps
-    check_lengths(node, seed, **({"enable_rammer": True} if seed % 3 == 0 else {"guard_memory": seed % 3 == 1}))
+    check_lengths(node, seed, guarded=seed % 3 == 1, **({"enable_rammer": True} if seed % 3 == 0 else {}))
 
 
 def network() -> onnx.ModelProto:

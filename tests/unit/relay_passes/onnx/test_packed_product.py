@@ -49,6 +49,7 @@ def model_of(
     return helper.make_model(graph, opset_imports=opsets, ir_version=8), x, value
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("target", ["llvm", "cpu-sse2", "cpu-avx2"])
 @pytest.mark.parametrize(
     ("shape", "columns", "block", "zeros", "bias"),
@@ -99,6 +100,7 @@ def test_the_model_or_the_build_asks_for_int8(level: int, precision: Any, is_rou
     text = settled(model, "cpu-epyc-zen5", precision=precision)
     assert ("R.call_tir(cls.packed_product_rounded" in text) == is_rounded
     assert ("R.matmul(" in text) != is_rounded
+    assert ("R.add(" in text) != is_rounded, "the bias is the kernel's"
     assert "R.matmul(" in settled(model, "cpu-epyc-zen5", precision=precision, enable_roller=False)
 
 

@@ -12,13 +12,13 @@ import tvm
 
 from tests.support.attentions import LOWEST, arrays_of, drawn, expected, function_of, packed
 from tests.support.dot_rows import row_of, use_models_of_missing_instructions
+from tests.support.guarded_memory import call_guarded
 from tests.unit.kernels import constructed, cpu, relative_error, run
 from tvm_ext._tvm import CPU_PIPELINE, Call, structural_walk
 from tvm_ext.cost.attention_time import AttentionClock
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.attention import Attention, MatrixOperand, ScoreTerm
-from tvm_ext.runtime.guarded_memory import call_guarded
 from tvm_ext.tir_passes.emit.cpu_attention import emit
 from tvm_ext.tir_passes.emit.cpu_attention.blocks import AttentionFunctions
 from tvm_ext.tir_passes.expressions.on_cpu import on_cpu
@@ -82,6 +82,7 @@ def test_more_random_attentions_are_what_numpy_says(seed: int) -> None:
     check(seed, device_db.lookup("cpu-cascade-lake-avx2") if seed % 2 else None)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("row", ["cpu-epyc-zen5", "cpu-cascade-lake-avx2"])
 def test_random_attentions_in_bfloat16(row: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +94,7 @@ def test_random_attentions_in_bfloat16(row: str, seed: int, monkeypatch: pytest.
     assert relative_error(found, expected(work, arrays)) < NARROW
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("queries", "keys", "features", "copies"),
     [(19, 33, 7, "block"), (70, 130, 16, "shared"), (33, 301, 24, "block"), (16, 55, 17, "shared")],

@@ -11,6 +11,8 @@ import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.guard_workspaces import guard_workspaces
+from tests.support.guarded_memory import call_guarded
 from tests.support.recurrent_cells import CellCase, gru_after, gru_before, lstm, random_cell, rnn
 from tests.unit.kernels import constructed, relative_error
 from tvm_ext._tvm import AllocBuffer, BufferStore, For, ForKind, relax, structural_walk
@@ -24,10 +26,8 @@ from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.recurrent import ACTIVATIONS, GateActivation, RecurrentCell
 from tvm_ext.relay_passes.merge_operators import fused_function
 from tvm_ext.relay_passes.recurrent.cell_function import cell_function
-from tvm_ext.runtime.guarded_memory import call_guarded
 from tvm_ext.support.arrays import pack
 from tvm_ext.tir_passes.construct_kernels import construct_kernel
-from tvm_ext.tir_passes.guard_workspaces import guard_workspaces
 from tvm_ext.verify import simt
 
 WIDE, NARROW = device_db.lookup("cpu-cascade-lake"), device_db.lookup("cpu-cascade-lake-avx2")

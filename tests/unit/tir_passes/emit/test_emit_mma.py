@@ -204,6 +204,7 @@ def test_aligned_kernel_is_free_of_conflicts_and_predicates() -> None:
     assert " ? " not in loop
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("shape", [(256, 256, 16), (256, 256, 32), (256, 256, 64), (192, 80, 96)], ids=str)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_no_tile_has_bank_conflicts(shape: tuple[int, int, int], transposed: bool) -> None:
@@ -212,6 +213,7 @@ def test_no_tile_has_bank_conflicts(shape: tuple[int, int, int], transposed: boo
         assert check(operator, AMPERE, program).bank_conflicts == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("columns", [80, 96, 112, 160])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_padded_tiles_of_any_width_have_no_bank_conflicts(columns: int, transposed: bool) -> None:
@@ -333,7 +335,7 @@ def test_what_is_no_product_is_refused() -> None:
 # ---- the CUDA compiler ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=3)
 @needs_nvcc
 @pytest.mark.parametrize(
     ("operator", "device", "arch"),

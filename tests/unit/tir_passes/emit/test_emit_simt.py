@@ -38,6 +38,7 @@ from tvm_ext.devices import device_db
 from tvm_ext.toolchains.cuda_toolchain import find_nvcc
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_kernels_have_no_race_no_stray_access_and_the_right_values(name):
     result = verified(OPERATORS[name])
@@ -145,6 +146,7 @@ def test_half_precision_is_accumulated_in_single():
 
 
 # --- other rungs of the ladder -------------------------------------------------------------------------------------
+@pytest.mark.sampled(every=2)
 @pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=f"{opencl_cpu.why_not()}")
 @pytest.mark.parametrize("name", ["primes", "a single row", "3x3 stride 2", "groups", "depthwise", "batch"])
 def test_opencl_runs_the_same_kernels(name):
@@ -156,6 +158,7 @@ def test_opencl_runs_the_same_kernels(name):
     assert np.linalg.norm(found - expected) < 1e-5 * np.linalg.norm(expected)
 
 
+@pytest.mark.sampled(every=2)
 @needs_nvcc
 @pytest.mark.parametrize("name", ["square", "3x3 stride 2", "depthwise", "half"])
 def test_ptxas_needs_no_more_registers_than_the_device_gives_and_spills_nothing(name, tmp_path):

@@ -161,6 +161,7 @@ def test_products_have_a_kernel_each_where_that_is_asked_for_or_the_compiler_ref
     assert "spills" in from_json(KernelChoice, str(refused.attrs[CHOICE])).reason
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=f"{opencl_cpu.why_not()}")
 @pytest.mark.parametrize("sizes", [(16, 32, 16), (37, 21, 45), (5, 1, 4), (12, 8, 8, 8)], ids=str)
 def test_opencl_on_the_cpu(sizes: tuple[int, ...]) -> None:

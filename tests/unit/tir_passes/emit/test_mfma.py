@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tvm
 from onnx import TensorProto, helper
-from tvm.s_tir.tensor_intrin import rocm as stock
 
+from tests.support.pipelining.schedules import stock_intrinsics
 from tests.unit.kernels import relative_error
 from tests.unit.tir_passes.emit.tensor_core_operators import (
     Conv,
@@ -42,11 +42,8 @@ def test_the_interpreter_multiplies_by_the_layout_of_stock_tvm() -> None:
     """Stock TVM's maps say which lane holds which element; the interpreter's instruction must agree with all three."""
     generator = np.random.default_rng(0)
     a, b, c = (generator.integers(-8, 8, (16, 16)).astype(dtype) for dtype in ("float16", "float16", "float32"))
-    maps = (
-        stock.shared_16x16_to_local_64x4_layout_A,
-        stock.shared_16x16_to_local_64x4_layout_B,
-        stock.shared_16x16_to_local_64x4_layout_C,
-    )
+    with stock_intrinsics("rocm") as stock:
+        maps = [getattr(stock, f"shared_16x16_to_local_64x4_layout_{name}") for name in "ABC"]
     held = {name: _in_lanes(x, where) for name, x, where in zip("ABC", (a, b, c), maps, strict=True)}
     params = [tirx.decl_buffer([index(256)], str(x.dtype), name) for name, x in held.items()]
     out = tirx.decl_buffer([index(256)], "float32", "D")

@@ -364,6 +364,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", CASES)
 def test_opencl_gives_what_the_interpreter_gives(name, rng):
     """The same computations without shuffles: what CUDA does with them, OpenCL does with a tree in shared memory."""

@@ -84,7 +84,7 @@ def test_asymmetric_padding(padding, strides, rng):
     check_depthwise(rng, (13, 21), (3, 5), padding=padding, strides=strides)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("size", "kernel", "how"),
     [
@@ -345,6 +345,7 @@ def test_rows_share_their_padding():
     assert WindowClock(group.window, group.epilogue, cpu()).usual_layout().pitch == 12
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("change", [{"before": 0}, {"before": 2}, {"size": 10}, {"first": 2}])
 @pytest.mark.parametrize("axis", ["x", "y"])
 def test_the_numbers_notice_a_wrong_padding(axis, change, rng, monkeypatch):

@@ -55,6 +55,7 @@ CASES = {
 ULPS = {"erf": 6, "tanh": 6}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", [cpu(), NARROW], ids=["here", "narrow"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_value_is_within_a_few_units_in_the_last_place(name, device, rng):
@@ -70,6 +71,7 @@ def test_every_value_is_within_a_few_units_in_the_last_place(name, device, rng):
     assert np.max(np.abs(actual - expected) / spacing) <= ULPS.get(name, 4)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", [cpu(), NARROW], ids=["here", "narrow"])
 @pytest.mark.parametrize("name", CASES)
 def test_infinities_zeros_and_nan(name, device):

@@ -57,6 +57,8 @@ def unique(x: np.ndarray, results: int) -> list[str]:
     return [f"{item.name}: {item.choice.reason}" for item in library.report.operators]
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize("results", [1, 2, 3, 4])
 @pytest.mark.parametrize(
     "x",
     [
@@ -69,6 +71,5 @@ def unique(x: np.ndarray, results: int) -> list[str]:
         np.array([True, False, True]),
     ],
 )
-def test_unique(x: np.ndarray) -> None:
-    for results in (1, 2, 3, 4):
-        assert unique(x, results)[0] == "unique: a sort by bytes"
+def test_unique(x: np.ndarray, results: int) -> None:
+    assert unique(x, results)[0] == "unique: a sort by bytes"

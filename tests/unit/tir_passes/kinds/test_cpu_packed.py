@@ -25,12 +25,8 @@ def _models(monkeypatch: pytest.MonkeyPatch) -> None:
     use_models_of_missing_instructions(monkeypatch)
 
 
-def function_of(rows: int, columns: int, blocks: int, half: int, *, zeros: bool) -> Any:
-    shapes = [(rows, 2 * half * blocks), (blocks, half, columns), *[(blocks, columns)] * (1 + zeros)]
-    types = ["float32", "uint8", "float32", "uint8"]
-    operands = [
-        te.placeholder(shape, kind, f"p{n}") for n, (shape, kind) in enumerate(zip(shapes, types, strict=False))
-    ]
+def function_of(arrays: list[Any]) -> Any:
+    operands = [te.placeholder(array.shape, str(array.dtype), f"p{n}") for n, array in enumerate(arrays)]
     return from_te(*operands, product(*operands)).with_attr(ROUNDED, True)
 
 
@@ -42,9 +38,8 @@ def operands_of(rng: Any, rows: int, columns: int, blocks: int, half: int, *, ze
 
 
 def computed(operands: list[Any], row: str) -> Any:
-    (rows, _), (blocks, half, columns) = operands[0].shape, operands[1].shape
-    func = function_of(rows, columns, blocks, half, zeros=len(operands) > 3)
-    kernel, choice = constructed(func, constants=tuple(range(1, len(operands))), device=row_of(row))
+    rows, columns = len(operands[0]), operands[1].shape[2]
+    kernel, choice = constructed(function_of(operands), constants=tuple(range(1, len(operands))), device=row_of(row))
     assert choice.reason.startswith("int8 by four bits")
     return run(kernel, choice, operands, (rows, columns), "float32")
 
@@ -61,6 +56,7 @@ def error(got: Any, wanted: Any) -> float:
     return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("seed", range(3))
 def test_products_of_random_shapes(row: str, seed: int) -> None:
@@ -73,6 +69,15 @@ def test_products_of_random_shapes(row: str, seed: int) -> None:
     got = computed(operands, row)
     assert error(got, wanted) < 1e-5
     assert error(got, x.astype("float64") @ weights) < 3e-2
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_the_bias_is_added_where_sums_are_stored(zeros: bool) -> None:
+    """The last panel has fewer columns than the others."""
+    operands = operands_of(np.random.default_rng(3), 5, 83, 2, 16, zeros=zeros)
+    bias = np.random.default_rng(4).standard_normal(83).astype("float32")
+    plain, row = computed(operands, "cpu-epyc-zen5"), "cpu-epyc-zen5"
+    assert (computed([*operands, bias], row) == plain + bias).all()
 
 
 def test_numbers_that_are_bytes_are_exact() -> None:

@@ -33,6 +33,7 @@ def expected(x: np.ndarray[Any, Any], axis: int, product: bool, exclusive: bool)
     return np.concatenate([first, np.delete(sums, -1, axis)], axis)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize(
     ("shape", "axis", "how"),

@@ -39,6 +39,7 @@ def draw(rng: np.random.Generator, dtype: str, *shape: int) -> np.ndarray[Any, A
     return (rng.standard_normal(shape) * 4).astype(dtype)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("reduction", ["update", *UFUNCS])
 @pytest.mark.parametrize(
     ("shape", "length", "count"),
@@ -55,6 +56,7 @@ def test_tuples_name_slices(reduction: str, shape: tuple[int, ...], length: int,
     assert ("blocks" in how) == (len(shape) == 3)  # the others are too small to be divided
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("reduction", ["update", "add", "max"])
 @pytest.mark.parametrize(
     ("shape", "axis", "count"), [((7, 5), 0, 9), ((7, 5), 1, 3), ((4, 6, 3), -2, 8), ((200, 640), 0, 300)]

@@ -40,6 +40,7 @@ def check(x: np.ndarray[Any, Any], k: int, axis: int = -1, largest: bool = True)
     return how
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize(
     ("shape", "k", "axis"),
@@ -59,6 +60,7 @@ def test_many_are_sorted_by_bytes(shape: tuple[int, ...], k: int, axis: int, lar
     assert how == f"the first {k} of {shape[axis]} sorted by bytes, {x.size // shape[axis]} rows"
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("dtype", sorted(SORTED - {"bool"}))
 def test_types_with_ties(dtype: str) -> None:
     draw = np.random.default_rng(1)

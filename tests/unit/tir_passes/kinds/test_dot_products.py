@@ -55,6 +55,7 @@ def test_other_rows_have_none() -> None:
         assert dot_instruction(lookup(name), "uint8", "int8", "int32") is None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("seed", range(3))
 def test_products_of_random_shapes_are_exact(row: str, seed: int) -> None:
@@ -104,6 +105,7 @@ def test_the_model_is_the_instruction(name: str, monkeypatch: pytest.MonkeyPatch
     assert (run(kernel, choice, [x, w], (9, 40), "int32") == x.astype("int64") @ w.astype("int64")).all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
 @pytest.mark.parametrize("taps", [1, 3])

@@ -12,13 +12,13 @@ from tvm import te, tirx
 
 from tests.support.amx_machine import amx_row, counts, emulated, fault, tile_calls
 from tests.support.dot_rows import use_models_of_missing_instructions
+from tests.support.guarded_memory import MemoryGuardError
 from tests.unit.kernels import constructed, from_te, relative_error, run
 from tests.unit.tir_passes.kinds.test_bfloat16_products import ROUNDOFF, numbers
 from tests.unit.tir_passes.kinds.test_bfloat16_products import product as bfloat16_product
 from tests.unit.tir_passes.kinds.test_dot_products import bytes_of, product
 from tvm_ext._tvm import BufferStore, PrimFunc, Target, structural_equal, structural_map
 from tvm_ext.devices.device_db import lookup
-from tvm_ext.errors import MemoryGuardError
 from tvm_ext.relay_passes.layout.blocked import ConvWindow, convolution
 
 
@@ -85,6 +85,7 @@ def test_other_rows_have_no_tiles() -> None:
         assert not tile_calls(kernel)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("taps", "channels", "strides"),
     [
@@ -239,6 +240,7 @@ MUTANTS: dict[str, Callable[[PrimFunc], PrimFunc]] = {
 }
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name: str) -> None:
     """A wrong configuration, stride or operand faults in the model, or gives other values."""

@@ -150,6 +150,7 @@ def test_nothing_is_loaded_twice() -> None:
     assert sectors(THREE_BY_TWO) == sectors(Wanted(mode="none", always=False))
 
 
+@pytest.mark.sampled
 @needs_nvcc
 @pytest.mark.parametrize("name", ["matmul_odd_steps", "matmul_dynamic_2_steps", "matmul_zero_filled", "two_products"])
 @pytest.mark.parametrize(("device", "architecture"), [(A100, "sm_80"), (T4, "sm_75")])

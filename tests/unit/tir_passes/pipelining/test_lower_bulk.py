@@ -100,6 +100,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", LEGAL)
 def test_pipelines_by_bulk_copies_are_right(name: str) -> None:
     function, plan = pipelined(name)
@@ -250,6 +251,7 @@ HARMLESS = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", HARMLESS)
 def test_every_harmful_mistake_is_caught(name: str) -> None:
     function, _ = pipelined(name, shared_stages=3)
@@ -358,6 +360,7 @@ def source_of(function: Any) -> str:
     return str(module.inspect_source())
 
 
+@pytest.mark.sampled(every=2)
 @needs_nvcc
 @pytest.mark.parametrize("name", ["matmul_odd_steps", "matmul_stages_by_hand", "tensor_core_matmul", "two_products"])
 def test_cuda_compiles_without_spills(name: str) -> None:

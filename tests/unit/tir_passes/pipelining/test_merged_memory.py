@@ -77,6 +77,7 @@ TYPES = [("float32", 1), ("float32", 4), ("float16", 2), ("float16", 8), ("int8"
 PAIRS = list(product(TYPES[1::2], TYPES))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("first", "second"), PAIRS, ids=str)
 def test_copies_land_where_loads_read(first: tuple[str, int], second: tuple[str, int]) -> None:
     function, plan = pipelined(two_tiles(first, second, "shared.dyn"))
@@ -138,6 +139,7 @@ def one_after_another(first: str, second: str, scope: str) -> Any:
     return main
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scope", ["shared", "shared.dyn"])
 @pytest.mark.parametrize(("first", "second"), list(product(("float32", "float16", "int8"), repeat=2)))
 def test_tiles_that_follow_each_other(first: str, second: str, scope: str) -> None:

@@ -61,12 +61,12 @@ def kernels() -> dict[str, PipeliningKernel]:
 
 
 EVERYDAY = (
-    Case(kernel="sum_of_rows_in_order", device=A100, shared=2, registers=1),
-    Case(kernel="sum_of_rows", device=A100, shared=4, registers=1, every=3),
-    Case(kernel="running_sums", device=A100, shared=3, registers=1),
+    Case(kernel="sum_of_rows_in_order", device=A100, shared=2, registers=1, every=3),
+    Case(kernel="sum_of_rows", device=A100, shared=4, registers=1, every=5),
+    Case(kernel="running_sums", device=A100, shared=3, registers=1, every=2),
     Case(kernel="running_sums", device=T4, shared=2, registers=1),
     Case(kernel="loop_from_two", device=T4, shared=2, registers=1),
-    Case(kernel="small_matmul", device=A100, shared=3, registers=2, every=2),
+    Case(kernel="small_matmul", device=A100, shared=3, registers=2, every=5),
     Case(kernel="small_matmul", device=T4, shared=2, registers=2, every=4),
 )
 MORE = (

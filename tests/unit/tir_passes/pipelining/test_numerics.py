@@ -131,7 +131,7 @@ def _sequential() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("name", "device"), _sequential())
 def test_on_llvm_with_threads_as_loops(name: str, device: str) -> None:
     item = made(HAND_WRITTEN[name], device, Wanted(shared_stages=3, register_stages=2))
@@ -144,7 +144,7 @@ def _on_opencl(name: str, wanted: Wanted) -> None:
     assert error_on_opencl(item) <= tolerance(item), f"{wanted}: {item.plan}"
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @needs_opencl
 @pytest.mark.parametrize("name", [name for name, kernel in HAND_WRITTEN.items() if OPENCL in kernel.devices])
 def test_as_opencl_on_the_cpu(name: str) -> None:

@@ -103,6 +103,7 @@ def test_a_consumer_of_other_extents_is_no_epilogue(anchor: Any, consumer: Any, 
     assert relative_error(run(kernel, choice, arrays, expected.shape, "float32"), expected) < 1e-6
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("consumer", CONSUMERS)
 @pytest.mark.parametrize("anchor", [product, convolution, columns])
 def test_gpu_kernels_store_what_the_consumer_has(anchor: Any, consumer: Any) -> None:

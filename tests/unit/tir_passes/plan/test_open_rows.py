@@ -11,13 +11,13 @@ import pytest
 import tvm
 from tvm import te, tirx
 
+from tests.support.guard_workspaces import guard_workspaces
+from tests.support.guarded_memory import call_guarded
 from tests.unit.kernels import cpu
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.serialise import from_json
 from tvm_ext.records.step_loop import STEP_LOOP, StepLoop
-from tvm_ext.runtime.guarded_memory import call_guarded
 from tvm_ext.tir_passes.construct_kernels import construct_kernel
-from tvm_ext.tir_passes.guard_workspaces import guard_workspaces
 from tvm_ext.tir_passes.plan.open_rows import BLOCK, with_open_rows
 
 ROWS = tirx.Var("rows", "int64")
@@ -45,7 +45,7 @@ def products() -> Any:
 
 @functools.cache
 def compiled(make: Callable[[], Any]) -> Any:
-    kernel = construct_kernel(with_open_rows(make()), "operator", cpu(), BuildOptions(guard_memory=True))
+    kernel = construct_kernel(with_open_rows(make()), "operator", cpu(), BuildOptions())
     return tvm.compile(guard_workspaces(kernel).with_attr("global_symbol", "main"), target="llvm")["main"]
 
 

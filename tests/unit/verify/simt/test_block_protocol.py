@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.baseline_policies import BASELINES
 from tests.support.block_interleavings import BlockWalk
 from tests.support.simt.persistent_kernels import (
     ENTRY,
@@ -62,7 +63,7 @@ def small_graph(seed: int) -> RTaskGraph:
 
 def static_walks(graph: RTaskGraph, units: int) -> Iterator[BlockWalk]:
     device = VDevice(name="few", unit_count=units)
-    for policy in ("round-robin", "zig-zag"):
+    for policy in list(BASELINES)[:2]:
         made = schedule(graph, lambda need: device, policy)
         if len(made.programs) == 1:
             yield BlockWalk(tables=static_tables(made.programs[0], graph), graph=graph, blocks=units)

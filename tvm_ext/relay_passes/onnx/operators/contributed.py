@@ -129,17 +129,16 @@ def _scaled_product(pen: Pen, a: tuple[str, str, str], b: tuple[str, str, str], 
 @contributed("MatMulNBits")
 def _packed_product(pen: Pen) -> None:
     """A B in A's floats, B being N rows of blocks of K: floats, too, but of four bits."""
-    weights, add_bias = _packed_weights(pen), bool(pen.operand(5))
-    out, sizes = "" if add_bias else pen.out, {"K": pen.integer("K", 0), "N": pen.integer("N", 0)}
-    level = pen.integer("accuracy_level", 0)
+    weights, bias = _packed_weights(pen), list(filter(None, [pen.operand(5)]))
+    sizes = {"K": pen.integer("K", 0), "N": pen.integer("N", 0), "level": pen.integer("accuracy_level", 0)}
     is_served = pen.shape(pen.x) is not None and pen.element_type(pen.x) == FLOAT
     packed = _by_columns(pen, weights) if is_served else []
     if packed:
-        product = pen.add(PACKED_PRODUCT, pen.x, *packed, out=out, domain=pen.node.domain, level=level, **sizes)
-    else:
-        product = pen.add("MatMul", pen.x, pen.constant(_unpacked(weights)), out=out)
-    if add_bias:
-        pen.add("Add", product, pen.operand(5), out=pen.out)
+        pen.add(PACKED_PRODUCT, pen.x, *packed, *bias, out=pen.out, domain=pen.node.domain, **sizes)
+        return
+    product = pen.add("MatMul", pen.x, pen.constant(_unpacked(weights)), out="" if bias else pen.out)
+    if bias:
+        pen.add("Add", product, *bias, out=pen.out)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from tvm_ext.records.packed import ACCURACY, MIDDLE
 from .context import converter
 
 PACKED_PRODUCT = "PackedProduct"
-"""(x, codes, scales, zero points or nothing) with sizes K and N, and `level`: what the import writes for a MatMulNBits.
+"""(x, codes, scales, zero points if any, bias if any) with sizes K and N, and `level`: what becomes of a MatMulNBits.
 
 The operands are those of functions with attribute `ACCURACY`, x of any rank.
 """
@@ -34,7 +34,8 @@ def packed_product(builder: BlockBuilder, operands: Sequence[Expr], attributes: 
     return relax.op.reshape(builder.emit(call), (*shape[:-1], weights[0].ty.shape[2]))
 
 
-def product(x: TeTensor, codes: TeTensor, scales: TeTensor, zeros: TeTensor | None = None) -> TeTensor:
+def product(x: TeTensor, codes: TeTensor, scales: TeTensor, *more: TeTensor) -> TeTensor:
+    zeros, bias = (next((tensor for tensor in more if len(tensor.shape) == rank), None) for rank in (2, 1))
     blocks, half, columns = codes.shape
     block, place = te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, half), "place")
 
@@ -46,4 +47,5 @@ def product(x: TeTensor, codes: TeTensor, scales: TeTensor, zeros: TeTensor | No
         first, second = (code.astype("float32") * scale - shift for code in (byte & 15, byte >> 4))
         return te.sum(x[row, start] * first + x[row, start + half] * second, axis=[block, place])
 
-    return te.compute((x.shape[0], columns), element, name="packed_product")
+    sums = te.compute((x.shape[0], columns), element, name="packed_product")
+    return sums if bias is None else te.compute(sums.shape, lambda row, n: sums[row, n] + bias[n], name="with_bias")

@@ -28,10 +28,18 @@ _SCALES: dict[str, tuple[tuple[int, ...], int | None]] = {
 """Operator -> the places of its operands' scales, each with the zero point behind it, and that of its result's."""
 
 
+_ONE_EACH = ("QuantizeLinear", "DequantizeLinear")
+"""Whose zero points are as many as their scales, along an attribute's axis; others may have one for all scales."""
+
+_APART = ("QAttention", "MatMulIntegerToFloat")
+"""Whose zero points are not behind their scales."""
+
+
 def check_scales(pen: Pen) -> None:
     """Raise ModelError where a known scale of the node is NaN, infinite or negative, or 0 of what is divided by it.
 
-    So where a DequantizeLinear reads bytes of another type than its zero point's: the zero point is out of range.
+    So where scales do not fit their tensor or zero points, and where bytes have a zero point of another type: that is
+    out of range.
     """
     operands, result = _SCALES.get(pen.op_type, ((), None))
     if pen.op_type == "QLinearConcat":
@@ -43,11 +51,30 @@ def check_scales(pen: Pen) -> None:
         if not np.isfinite(scale).all() or (scale < 0).any() or (place == result and not scale.all()):
             worst = next(number for number in scale.reshape(-1) if not number > 0 or not np.isfinite(number))
             raise pen.refusal(f"has a scale of {worst}", "calibrate the model again: scales are positive and finite")
-    if pen.op_type == "DequantizeLinear" and pen.operand(2):
-        own, zero = (pen.element_type(name) for name in (pen.x, pen.input[2]))
-        if own and zero and own != zero:
-            kinds = " and ".join(onnx.TensorProto.DataType.Name(code) for code in (own, zero))
-            raise pen.refusal(f"has bytes and a zero point of types {kinds}", "give both one type")
+        _check_tensor(pen, place, scale.size, is_result=place == result)
+
+
+def _check_tensor(pen: Pen, place: int, scales: int, *, is_result: bool) -> None:
+    """`check_scales` of the tensor whose ``scales`` are operand number ``place``."""
+    zero = "" if pen.op_type in _APART else pen.operand(place + 1)
+    x = pen.x if pen.op_type in _ONE_EACH else "" if is_result or pen.op_type in _APART else pen.operand(place - 1)
+    kinds = [0 if pen.op_type == "QuantizeLinear" else pen.element_type(name) if name else 0 for name in (x, zero)]
+    if all(kinds) and kinds[0] != kinds[1]:
+        named = " and ".join(onnx.TensorProto.DataType.Name(kind) for kind in kinds)
+        raise pen.refusal(f"has bytes and a zero point of types {named}", "give both one type")
+    if pen.integer("block_size", 0):
+        return
+    count = pen.constants[zero].size if zero in pen.constants else scales
+    if count != scales and (count != 1 or pen.op_type in _ONE_EACH):
+        raise pen.refusal(f"has {count} zero points for {scales} scales", "give each scale one")
+    shape, axis = pen.shape(x) if x else () if is_result else None, pen.integer("axis", 1)
+    if scales == 1 or shape is None:
+        return
+    by_axis = pen.op_type in _ONE_EACH
+    fits = shape[axis : axis + 1 or None] == (scales,) if by_axis else scales in shape
+    if not fits:
+        where = f" along axis {axis}" if by_axis else ""
+        raise pen.refusal(f"has {scales} scales{where} of shape {list(shape)}", "give one for all, or each place one")
 
 
 @rule("ConvInteger", replaces=True)

@@ -54,20 +54,22 @@ ROW_PADDING = 64
 
 
 def emit_packed_product(
-    tiles: PackedTiles, params: Sequence[Buffer], packed: Sequence[Buffer], kinds: tuple[ForKind, ForKind]
+    tiles: PackedTiles, operands: Sequence[Buffer], bias: Buffer | None, out: Buffer, kinds: tuple[ForKind, ForKind]
 ) -> tuple[Stmt, ...]:
-    """The statements of a product of ``params``, whose constants lie as ``packed``, by the rows and panels of a tile.
+    """The statements of a product, by the rows and panels of a tile, that store it with its ``bias`` if any.
 
+    ``operands`` are x, and codes, scales and zero points as they are packed, the last if any.
     ``kinds`` are those of the loops over rows that are rounded, and over tiles.
     """
-    rounded = RoundedRows.of(tiles)
+    rounded, (x, *packed) = RoundedRows.of(tiles), operands
     tasks = ceil_div(tiles.rows, tiles.height)
 
     def task(at: tuple[Expr, ...]) -> Stmt:
         first = tile_start(at[1], tiles.height, tiles.rows)
-        return _SumTile(tiles=tiles, rounded=rounded, packed=packed, panel=at[0], first=first).statement(params[-1])
+        own = _SumTile(tiles=tiles, rounded=rounded, packed=packed, bias=bias, panel=at[0], first=first)
+        return own.statement(out)
 
-    return (*rounded.filled(params[0], kinds[0]), parallel_cut((tiles.panels, tasks), kinds[1], "tile", task))
+    return (*rounded.filled(x, kinds[0]), parallel_cut((tiles.panels, tasks), kinds[1], "tile", task))
 
 
 def _vector(buffer: Buffer, place: Sequence[Expr], lanes: int) -> Expr:
@@ -164,6 +166,7 @@ class _SumTile:
     tiles: PackedTiles
     rounded: RoundedRows
     packed: Sequence[Buffer]
+    bias: Buffer | None
     panel: Expr
     first: Expr
 
@@ -250,8 +253,11 @@ class _SumTile:
     def _stores(self, total: Buffer, out: Buffer, columns: int) -> Stmt:
         def row(number: Expr) -> Stmt:
             def element(lane: Expr) -> Stmt:
-                at = [self.first + number, self.panel * index(self.tiles.width) + lane]
-                return store(out, load(total, [number, lane]), at)
+                at, value = (
+                    [self.first + number, self.panel * index(self.tiles.width) + lane],
+                    load(total, [number, lane]),
+                )
+                return store(out, value if self.bias is None else value + load(self.bias, at[1:]), at)
 
             return vector_loops(columns, self.tiles.lanes, VECTORIZED, element)
 

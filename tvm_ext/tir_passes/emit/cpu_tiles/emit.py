@@ -50,6 +50,7 @@ from tvm_ext.support.arithmetic import ceil_div
 from .layout import TileLayout, lay_out
 from .matrix_tile import MatrixTile, configured
 from .packing import PackedInput
+from .paired_tile import PairedTile
 from .register_tile import RegisterTile
 
 
@@ -180,7 +181,13 @@ def _chunked_run(
 def choose_tile(layout: TileLayout, tiles: tuple[Expr, ...], body: Callable[[RegisterTile], Stmt]) -> Stmt:
     """``body`` of the L0 tile at ``tiles``; where an axis has a smaller last tile, of both, chosen between."""
     at = dict(zip(layout.order, tiles, strict=True))
-    kind = RegisterTile if layout.matrix is None else MatrixTile
+    kind = (
+        MatrixTile
+        if layout.matrix
+        else PairedTile
+        if layout.dot and layout.dot.product.rows is not None
+        else RegisterTile
+    )
 
     def choose(remaining: tuple[int, ...], sizes: dict[int, int]) -> Stmt:
         if not remaining:

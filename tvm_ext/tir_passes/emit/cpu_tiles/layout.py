@@ -68,7 +68,7 @@ class TileLayout:
     @property
     def matrix(self) -> DotStep | None:
         """A step by tiles of a matrix unit; None where registers are vectors."""
-        return None if self.dot is None or self.dot.product.rows is None else self.dot
+        return self.dot if self.dot is not None and self.dot.product.has_tile_registers else None
 
     @property
     def spatial(self) -> tuple[int, ...]:
@@ -129,13 +129,13 @@ def lay_out(
     lanes = lanes_of(dtype, device.register_bytes)
     dot = dot_product(expr, device) if factors_of(computation) is not None else None
     taken = () if dot is None else dot.axes
-    group = taken[-1] if taken else None
+    in_lane = taken[-1:] if dot is None or dot.rows is None or dot.has_tile_registers else taken
     reduction = tuple(p for p, kind in enumerate(computation.kinds) if kind == "reduce" and p not in taken)
     packed: tuple[PackedInput | PhasePack | RowPack, ...] = tuple(
         made
         for item, access in zip(computation.loads(), expr.inputs, strict=True)
         if not is_grouped_already(expr, access, dot)
-        and (made := pack_input(item, access, computation, names, vector, tile[vector], lanes, device, group))
+        and (made := pack_input(item, access, computation, names, vector, tile[vector], lanes, device, in_lane))
         is not None
     )
     if dot is not None and dot.pieces:
@@ -145,7 +145,7 @@ def lay_out(
     rows = tuple(p for p in spatial if p != vector)
     panel_after = None
     if chunks is None and order[0] == vector and blocks[vector][0] == 1:
-        own_axes = (vector, *reduction, vector, *(() if group is None else (group,)))
+        own_axes = (vector, *reduction, vector, *in_lane)
         panel_after = next_panel(packed, own_axes, prod(counts[p] for p in rows), program, device)
     panel, lane = Var("panel", INDEX_DTYPE), Var("lane", INDEX_DTYPE)
     read = [(item.original, load(item.buffer, item.indices(computation.variables, panel, lane))) for item in packed]
@@ -170,7 +170,7 @@ def lay_out(
         live=tuple(taps for taps in live if taps.taps in (reduction if chunks is None else reduction[1:])),
         dot=None if dot is None else _dot_step(dot, computation, read),
         next_panel=panel_after,
-        next_tiles=() if dot and dot.rows is not None else next_tiles(computation, expr, loops, reduction, device),
+        next_tiles=() if dot and dot.has_tile_registers else next_tiles(computation, expr, loops, reduction, device),
         reads=epilogue_reads(computation, expr, epilogue, device),
         panel=panel,
         lane=lane,

@@ -48,7 +48,7 @@ class PackedInput:
     """One load of the anchor, read from a packed copy with dims (row axes..., panel, reduction axes..., lane).
 
     ``axes`` is the anchor's axis behind each dim; the vector axis stands for both panel and lane, the dims number
-    ``panel_dim`` and ``lane_dim``. Behind the lane only the group of a dot-product instruction may follow. ``strides``
+    ``panel_dim`` and ``lane_dim``. Behind the lane only groups of a dot-product instruction may follow. ``strides``
     and ``offset`` address the original, row-major, in elements.
     """
 
@@ -101,11 +101,11 @@ def pack_input(
     width: int,
     lanes: int,
     device: DeviceSpec,
-    group: int | None = None,
+    groups: Sequence[int] = (),
 ) -> PackedInput | PhasePack | None:
     """How ``load`` is packed for panels of ``width`` along axis ``vector``; None where it is read as it lies.
 
-    Of a dot-product instruction's ``group``, an axis of the reduction, the elements lie beside each other in each lane.
+    Of a dot-product instruction's ``groups``, axes of the reduction, the elements lie beside each other in each lane.
     """
     stride = access.stride(names[vector])
     if stride is None or stride == 0:
@@ -127,8 +127,8 @@ def pack_input(
         if stride != 1 and points < MIN_REUSE_TO_PACK * copied:
             return None
     rows = [p for p in used if computation.kinds[p] == "spatial" and p != vector]
-    steps = [p for p in used if computation.kinds[p] == "reduce" and p != group]
-    axes = (*rows, vector, *steps, vector, *(p for p in used if p == group))
+    steps = [p for p in used if computation.kinds[p] == "reduce" and p not in groups]
+    axes = (*rows, vector, *steps, vector, *(p for p in used if p in groups))
     strides = [access.stride(names[p]) or 0 for p in axes]
     extents = [computation.extents[p] for p in axes]
     panel_dim, lane_dim = len(rows), len(rows) + len(steps) + 1

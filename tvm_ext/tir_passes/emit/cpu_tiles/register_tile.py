@@ -60,7 +60,7 @@ class RegisterTile:
                 first, length = piece
                 return loop(length, kind, "v", lambda v: body(offsets, flat(offsets, rows), index(first) + v))
 
-            return _over_registers(layout, rows, pieces, register)
+            return over_registers(layout, rows, pieces, register)
 
         buffer = new_buffer((prod(rows), width), layout.accumulator_dtype, "acc", "local")
         sums = RegisterArray(buffer, walk, lambda _offsets, row, lane: (row, lane))
@@ -164,12 +164,12 @@ class RegisterTile:
         def register(piece: tuple[int, int], offsets: tuple[Expr, ...]) -> Stmt:
             first, length = piece
             table = layout.element(self.at, offsets, index(first), ks)
-            data = _along_last(substitute(step.data, table), row.group)
-            weights = _along_last(substitute(step.weights, table), row.group * length)
+            data = along_last(substitute(step.data, table), row.group)
+            weights = along_last(substitute(step.weights, table), row.group * length)
             place = [flat(offsets, self.rows), tirx.Ramp(index(first), index(1), length)]
             return store(self.sums.buffer, dot(row, load(self.sums.buffer, place), data, weights), place)
 
-        return _over_registers(layout, self.rows, layout.pieces(self.width), register)
+        return over_registers(layout, self.rows, layout.pieces(self.width), register)
 
     # --- the epilogue -----------------------------------------------------------------------------------------------
     def stores(self) -> list[Stmt]:
@@ -237,7 +237,7 @@ class RegisterTile:
         return loop(written, SERIAL, "lane", write)
 
 
-def _over_registers(
+def over_registers(
     layout: TileLayout,
     rows: Sequence[int],
     pieces: Sequence[tuple[int, int]],
@@ -271,7 +271,7 @@ def _over_registers(
     return inner(0, {}, None)
 
 
-def _along_last(element: TensorLoad, count: int) -> TensorLoad:
+def along_last(element: TensorLoad, count: int) -> TensorLoad:
     """``count`` elements from ``element`` on, as a vector; they may run across the ends of rows."""
     *outer, last = element.indices
     return tirx.BufferLoad(element.source, [*outer, tirx.Ramp(last, tirx.const(1, last.ty.dtype), count)])

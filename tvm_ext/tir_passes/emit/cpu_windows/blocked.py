@@ -9,10 +9,11 @@
               acc[column] = combine(acc[column], f(in[row + ry, column + rx], w[ry, rx]))
           out[row, columns] = epilogue(acc)
 
-What meets padding is never computed, so that padding need not be there: it adds zeros, or is the value that the
-reduction begins with (`Window.ignores_padding`). A register of channels lies at any column without a shuffle, and every
-load is aligned; stride and dilation change addresses alone. Worked example, 3x3 over 56 columns padded by 1, tiles of
-8: the first and the last tile leave out one product, and a loop runs over the 5 between them.
+What meets padding is not computed where it adds zeros, or is the value that the reduction begins with
+(`Window.ignores_padding`); elsewhere, as of the zero point of quantised data, its value is a number. A register of
+channels lies at any column without a shuffle, and every load is aligned; stride and dilation change addresses alone.
+Worked example, 3x3 over 56 columns padded by 1, tiles of 8: the first and the last tile leave out one product, and a
+loop runs over the 5 between them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from itertools import groupby
 
 from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, TensorLoad, tirx
 from tvm_ext.analysis.computation_exprs import access_of, axis_names
-from tvm_ext.analysis.computations import Computation, mentions, replace_loads, substitute
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, substitute
 from tvm_ext.analysis.predicates import is_in
 from tvm_ext.analysis.window import Window, WindowAxis, padding_of
 from tvm_ext.cost.blocked_window_time import BlockedWindowTile
@@ -100,7 +101,7 @@ def _packed(item: TensorLoad, window: Window, params: Sequence[Buffer]) -> tuple
         extents=tuple(anchor.extent(v) for v in axes),
         strides=tuple(strides[v] for v in axes),
     )
-    return new_buffer(how.extents, window.dtype, f"{item.source.name}_blocks"), how, axes
+    return new_buffer(how.extents, dtype_of(item), f"{item.source.name}_blocks"), how, axes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -164,19 +165,26 @@ class _BlockedLoops:
         sums = new_buffer([count * self.lanes], window.dtype, "acc", "local")
         begin = [self._lanes(column, lambda at: store(sums, window.anchor.init, [at])) for column in range(count)]
         low, high = _taps_inside(window.y, row)
+        pads = not window.ignores_padding()
 
-        def taps_of(tap_y: Expr) -> Stmt:
+        def taps_of(tap_y: Expr, is_inside: bool = True) -> Stmt:
             position = row * index(window.y.stride) + tap_y * index(window.y.dilation) - index(window.y.before)
             parts = []
             for tap_x in range(x.taps):
                 for column in range(count):
-                    if known is not None and known + column not in x.outputs_of(tap_x):
+                    meets = is_inside and (known is None or known + column in x.outputs_of(tap_x))
+                    if not meets and not pads:
                         continue
                     across = first * index(x.stride) + index(column * x.stride + tap_x * x.dilation - x.before)
-                    parts.append(self._update(sums, column, outer, (position, across), (tap_y, index(tap_x))))
+                    at = (position, across) if meets else None
+                    parts.append(self._update(sums, column, outer, at, (tap_y, index(tap_x))))
             return sequence(*parts) if parts else tirx.Evaluate(index(0))
 
         reduced = loop(high - low, SERIAL, "tap", lambda tap: taps_of(tap + low))
+        if pads and (low, high) != (0, window.y.taps):
+            above = loop(low, SERIAL, "tap", lambda tap: taps_of(tap, is_inside=False))
+            behind = loop(window.y.taps - high, SERIAL, "tap", lambda tap: taps_of(tap + high, is_inside=False))
+            reduced = sequence(above, reduced, behind)
         stores = [self._store(sums, column, outer, row, first + index(column)) for column in range(count)]
         return sequence(allocate(sums), *begin, reduced, *stores)
 
@@ -184,12 +192,15 @@ class _BlockedLoops:
         """``body`` of each lane's place in the sums of ``column``, one vector."""
         return loop(self.lanes, VECTORIZED, "lane", lambda lane: body(index(column * self.lanes) + lane))
 
-    def _update(self, sums: Buffer, column: int, outer: Table, at: tuple[Expr, Expr], taps: tuple[Expr, Expr]) -> Stmt:
+    def _update(
+        self, sums: Buffer, column: int, outer: Table, at: tuple[Expr, Expr] | None, taps: tuple[Expr, Expr]
+    ) -> Stmt:
+        """The sums of a ``column`` with what tap ``taps`` meets: the element at ``at``, or padding."""
         window = self.window
 
         def add(lane: Expr) -> Stmt:
             table = [*outer, *self._bind((window.y.tap, taps[0]), (window.x.tap, taps[1]), (window.lane, lane))]
-            element = self._source(at, table)
+            element = window.pad_value if at is None else self._source(at, table)
             value = replace_loads(self.value, lambda item: element if item.source.same_as(window.read.source) else item)
             return accumulate(
                 sums, [index(column * self.lanes) + lane], substitute(value, table), window.anchor.combiner

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,20 @@ import pytest
 import tvm
 from tvm import relax
 
-from tests.support import opencl_cpu
+from tests.support import guarded_memory, opencl_cpu
+from tests.support.guard_workspaces import GuardWorkspaces, guard_workspaces
+from tests.support.guarded_memory import (
+    GUARD_BYTES,
+    GuardedTensor,
+    MemoryGuardError,
+    build_guarded,
+    call_guarded,
+    patterns_of,
+)
 from tests.support.small_modules import module_of
-from tvm_ext import pass_pipeline, relay
+from tvm_ext import relay
 from tvm_ext._tvm import BufferStore, PrimFunc, Var, copy_module, module_pass, structural_map, tirx
-from tvm_ext.errors import MemoryGuardError, OptionError
 from tvm_ext.ir.build_ir import PARALLEL, SERIAL, allocate, index, load, loop, sequence, store
-from tvm_ext.runtime.guarded_memory import GUARD_BYTES, GuardedTensor, call_guarded, patterns_of
-from tvm_ext.tir_passes.guard_workspaces import GuardWorkspaces, guard_workspaces
 
 SIZE = 5
 TYPES = ("float32", "float16", "float64", "bfloat16", "int8", "uint8", "int32", "int64", "bool")
@@ -159,7 +164,7 @@ def small_model() -> Any:
 def test_a_guarded_build_runs_and_gives_the_same(rng: np.random.Generator, roller: bool) -> None:
     x = rng.standard_normal((1, 4, 9, 9)).astype("float32")
     plain = relay.build(small_model(), enable_roller=roller)
-    guarded = relay.build(small_model(), enable_roller=roller, guard_memory=True)
+    guarded = build_guarded(small_model(), enable_roller=roller)
     results = [library.vm()["main"](tvm.runtime.tensor(x)).numpy() for library in (plain, guarded)]
     np.testing.assert_allclose(results[1], results[0], rtol=1e-6)
 
@@ -190,24 +195,11 @@ def planted(where: int) -> Any:
 @pytest.mark.parametrize(("where", "side"), [(-1, "before"), (1, "behind")])
 def test_an_error_of_run_names_the_kernel_of_a_model(monkeypatch: pytest.MonkeyPatch, where: int, side: str) -> None:
     monkeypatch.setattr(
-        pass_pipeline, "GuardWorkspaces", lambda: tvm.transform.Sequential([planted(where), GuardWorkspaces()])
+        guarded_memory, "GuardWorkspaces", lambda: tvm.transform.Sequential([planted(where), GuardWorkspaces()])
     )
-    module = relay.GraphModule(relay.build(small_model(), guard_memory=True))
+    module = relay.GraphModule(build_guarded(small_model()))
     with pytest.raises(MemoryGuardError, match=f"kernel fused_conv2d_relu.* writes outside .*{side} its"):
         module.run(x=np.zeros((1, 4, 9, 9), "float32"))
-
-
-def test_the_cache_keeps_guarded_kernels_apart(tmp_path: Path) -> None:
-    x = tvm.runtime.tensor(np.ones((1, 4, 9, 9), "float32"))
-    for found, guarded in ((0, False), (0, True), (4, False), (4, True)):
-        library = relay.build(small_model(), kernel_cache=str(tmp_path), guard_memory=guarded)
-        assert library.report.kernel_cache.hits == found
-        library.vm()["main"](x)
-
-
-def test_only_cpus_have_guarded_memory() -> None:
-    with pytest.raises(OptionError, match="guard_memory"):
-        relay.build(small_model(), "nvidia-a100", guard_memory=True)
 
 
 # --- OpenCL -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Puts the workspaces of CPU kernels between guard elements, for the test mode of the runtime (`guarded_memory`).
+"""Puts the workspaces of CPU kernels between guard elements, for runs in guarded memory (`guarded_memory.py`).
 
 Each allocation grows by some rows on both sides, all accesses move up by as many, what lies between starts as NaN (or a
 conspicuous integer), and behind the last use the guards are compared with what they started as.
@@ -34,11 +34,12 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
-from tvm_ext.errors import MemoryGuardError
 from tvm_ext.ir.build_ir import INDEX_DTYPE, SERIAL, allocate, index, load, nest, sequence, store
 from tvm_ext.support.kernel_cache import SEALED
+from tvm_ext.tir_passes.pipelining.loops import has_blocks, integer, to_loops
 
-from .pipelining.loops import has_blocks, integer, to_loops
+GUARD_ERROR = "MemoryGuardError"
+"""The name of the error that a kernel raises; the class is in `guarded_memory.py`."""
 
 GUARD_BYTES = 64
 """On each side: the alignment that allocations have, which accesses keep."""
@@ -48,7 +49,7 @@ REMEDY = (
 )
 
 
-@module_pass(opt_level=0, name="tvm_ext.GuardWorkspaces")
+@module_pass(opt_level=0, name="test.GuardWorkspaces")
 class GuardWorkspaces:
     """Put every workspace of every scheduled kernel of a module between guards; kernels without a body stay."""
 
@@ -153,7 +154,7 @@ class _Workspace:
     def check(self) -> Stmt:
         """The guards are what they were. One assertion for each side: one for each element takes LLVM minutes."""
         text = f"kernel {self.name} writes {{}} its workspace {self.old.name} ({self._shape()} {self.dtype})."
-        kind, value = StringImm(MemoryGuardError.__name__), _guard_value(self.dtype)
+        kind, value = StringImm(GUARD_ERROR), _guard_value(self.dtype)
         counts = tirx.decl_buffer([index(2)], "int32", f"{self.old.name}_damage", data_alignment=GUARD_BYTES)
 
         def count(place: Sequence[Expr], side: int) -> Stmt:

@@ -1,4 +1,4 @@
-"""Kernel calls in guarded memory, a test mode of the runtime (``guard_memory=True``): who writes where he should not?
+"""Kernel calls in guarded memory: who writes where he should not? `build_guarded` guards workspaces of kernels, too.
 
 Each tensor of a call is copied into memory of its own that lies between guard words; what the kernel has to write
 starts as a pattern (NaN, or a conspicuous integer). After the call the guards must be whole, the inputs what they were,
@@ -13,14 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 import tvm
 import tvm_ffi
-from tvm.runtime.vm import VirtualMachine
 
-from tvm_ext.errors import MemoryGuardError, TargetError
+from tvm_ext import pass_pipeline, relay
+from tvm_ext._tvm import relax
+from tvm_ext.errors import TargetError, TvmExtError
+
+from .guard_workspaces import GUARD_ERROR, GuardWorkspaces
 
 if TYPE_CHECKING:
     from tvm_ext._tvm import Tensor
@@ -31,11 +35,19 @@ GUARD_BYTES = 4096
 NO_OP, SKIP_RUN = 0, 1
 """What an instrument of the VM answers: TVM's VMInstrumentReturnKind."""
 
-_WORKSPACE_ERROR = "its workspace"  # see tir_passes/guard_workspaces.py
+_WORKSPACE_ERROR = "its workspace"  # see guard_workspaces.py
 
 _ALIGNMENT = 64  # of what the VM allocates; a tensor's own place relative to it is kept
 
 Words = npt.NDArray[Any]
+
+
+class MemoryGuardError(TvmExtError, AssertionError):
+    """A kernel, run in guarded memory, wrote outside a tensor or to an input, or left an element unwritten."""
+
+
+assert MemoryGuardError.__name__ == GUARD_ERROR
+tvm_ffi.register_error(MemoryGuardError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +220,18 @@ class _Guard:
         return SKIP_RUN
 
 
-def guard(machine: VirtualMachine) -> VirtualMachine:
+def guard(machine: relax.VirtualMachine) -> relax.VirtualMachine:
     """``machine``, whose kernels from now on run in guarded memory; `call_guarded` says what is an error of a run."""
     machine.set_instrument(_Guard())
     return machine
+
+
+def build_guarded(mod: tvm.IRModule, target: Any = "llvm", **settings: Any) -> relay.Library:
+    """`relay.build` for a CPU with workspaces between guards; all machines of the library run in guarded memory."""
+    passes = pass_pipeline.kernel_passes
+    guarding = mock.patch.object(pass_pipeline, "kernel_passes", lambda *given: [*passes(*given), GuardWorkspaces()])
+    with guarding:
+        library = relay.build(mod, target, **settings)
+    plain = library.vm
+    library.__dict__["vm"] = lambda device=None: guard(plain(device))
+    return library
