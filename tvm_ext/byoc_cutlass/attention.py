@@ -134,9 +134,7 @@ def layout_of(work: Attention) -> AttentionLayout:
             raise IllegalRewrite(
                 f"{work.keys} keys and a mask with rows {bias.row} apart are no multiples of {WIDE}: pad them"
             )
-    return AttentionLayout(
-        batches=batches, heads=heads, query=query, key=key, value=value, bias=bias, output_row=row
-    )
+    return AttentionLayout(batches=batches, heads=heads, query=query, key=key, value=value, bias=bias, output_row=row)
 
 
 def _check_types(work: Attention) -> None:

@@ -44,7 +44,8 @@ using Kernel = AttentionKernel<
     )  # fmt: skip
 
 
-_FITS = """  int32_t const extents[] = {call.batches, call.heads, call.queries, call.keys, call.features, call.value_features};
+_FITS = """  int32_t const extents[] = {call.batches, call.heads,    call.queries,
+                             call.keys,    call.features, call.value_features};
   for (int32_t extent : extents)
     if (extent < 1) return false;
   constexpr int64_t most = std::numeric_limits<int32_t>::max();
