@@ -139,9 +139,10 @@ def layout_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transfo
         # Templates read nothing else, of grouped convolutions neither.
         last = ChannelsLast(device, always=options.layout == "NHWC" or templates, grouped=templates)
         return [last, relax.transform.DeadCodeElimination()]
-    # 3-D convolutions become 2-D, which then have a layout; chains of bytes become tables.
     clean = relax.transform.DeadCodeElimination()
-    return [FoldDepth(device), clean, BlockChannels(device, options.layout), TabulateBytes(device)]
+    # 3-D convolutions become 2-D, which then have a layout; chains of bytes become tables.
+    blocked = BlockChannels(device, "NCHWc" if options.layout == "NCHWc" else "auto")
+    return [FoldDepth(device), clean, blocked, TabulateBytes(device)]
 
 
 def cutlass_passes(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
