@@ -77,7 +77,7 @@ class AttentionConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Strides:
+class HeadStrides:
     """Where an operand begins, and its distances from row to row, head to head and batch to batch, in elements."""
 
     offset: int
@@ -101,10 +101,10 @@ class AttentionLayout:
 
     batches: int
     heads: int
-    query: Strides
-    key: Strides
-    value: Strides
-    bias: Strides | None
+    query: HeadStrides
+    key: HeadStrides
+    value: HeadStrides
+    bias: HeadStrides | None
     output_row: int
 
 
@@ -115,7 +115,7 @@ def layout_of(work: Attention) -> AttentionLayout:
     batches = work.batch // heads if heads else 0
     row = work.output.row_stride
     head, batch = work.value_features if heads > 1 else 0, work.queries * row if batches > 1 else 0
-    written = Strides(offset=0, row=row, head=head, batch=batch)
+    written = HeadStrides(offset=0, row=row, head=head, batch=batch)
     if rest or batches * heads != work.batch or _strides(work.output, batches, heads) != written:
         raise IllegalRewrite(
             "its result is not written query by query with all heads of one together, nor head by head"
@@ -155,7 +155,7 @@ def _check_types(work: Attention) -> None:
         )
 
 
-def _contiguous(name: str, operand: MatrixOperand, batches: int, heads: int) -> Strides:
+def _contiguous(name: str, operand: MatrixOperand, batches: int, heads: int) -> HeadStrides:
     """Of an operand whose rows' elements lie together."""
     found = _strides(operand, batches, heads)
     if operand.column_stride != 1 or found is None:
@@ -165,7 +165,7 @@ def _contiguous(name: str, operand: MatrixOperand, batches: int, heads: int) -> 
     return found
 
 
-def _strides(operand: MatrixOperand, batches: int, heads: int) -> Strides | None:
+def _strides(operand: MatrixOperand, batches: int, heads: int) -> HeadStrides | None:
     """None where the digits of the batch are no two even distances. Twelve heads, three of which share one of keys, are
     none: 0, 0, 0, 64, 64, ...
     """
@@ -177,7 +177,7 @@ def _strides(operand: MatrixOperand, batches: int, heads: int) -> Strides | None
     head = int(grid[0, 1] - grid[0, 0]) if heads > 1 else 0
     if not np.array_equal(grid, np.arange(batches)[:, None] * batch + np.arange(heads) * head):
         return None
-    return Strides(offset=operand.offset, row=operand.row_stride, head=head, batch=batch)
+    return HeadStrides(offset=operand.offset, row=operand.row_stride, head=head, batch=batch)
 
 
 def attention_region(work: Attention, value: str, parameters: tuple[int, ...], device: DeviceSpec) -> CutlassRegion:
@@ -214,7 +214,7 @@ def attention_region(work: Attention, value: str, parameters: tuple[int, ...], d
     )
 
 
-def _matrix(strides: Strides, order: str) -> MatrixLayout:
+def _matrix(strides: HeadStrides, order: str) -> MatrixLayout:
     return MatrixLayout(
         order="row" if order == "row" else "column",
         leading_dimension=strides.row,
@@ -302,7 +302,7 @@ class AttentionFamily(TemplateFamily[AttentionConfig]):
     def numbers(self, config: AttentionConfig) -> tuple[int, ...]:
         del config
         work, layout = self.work, self.layout
-        bias = layout.bias or Strides(offset=0, row=0, head=0, batch=0)
+        bias = layout.bias or HeadStrides(offset=0, row=0, head=0, batch=0)
         strides = (item.numbers for item in (layout.query, layout.key, layout.value, bias))
         return (
             *(number for numbers in strides for number in numbers),

@@ -23,6 +23,11 @@ CONSTANT_PARAMS = "tvm_ext.constant_params"
 TRUSTED_ARGUMENTS = "tvm_ext.trusted_arguments"
 """PrimFunc attribute: the function is called with tensors of its graph alone, so that it need not look at them."""
 
+TABLE = "tvm_ext.table"
+"""PrimFunc attribute: the function looks up each element in a constant. It is fused as element-wise operators are:
+stock TVM sees an index that it cannot follow.
+"""
+
 FLUSHES_DENORMALS = "tvm_ext.flushes_denormals"
 """PrimFunc attribute: the function computes in the processor's mode in which subnormal numbers are 0."""
 

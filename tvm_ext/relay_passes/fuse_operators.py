@@ -12,15 +12,10 @@ from tvm_ext._tvm import (
     relax,
     structural_walk,
 )
+from tvm_ext.records.choice import TABLE
 from tvm_ext.support.limits import limits, with_notes
 
 from .node_names import named_like
-
-TABLE = "tvm_ext.table"
-"""Attribute of a PrimFunc that looks up each element in a constant: it is fused as element-wise operators are.
-
-Stock TVM sees an index that it cannot follow.
-"""
 
 _ELEMENT_WISE = 0
 """Its pattern kind, in attribute ``op_pattern``, which stock TVM would set again."""

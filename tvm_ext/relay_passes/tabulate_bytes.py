@@ -32,10 +32,10 @@ from tvm_ext.devices.dot_instructions import has_features
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.choice import TABLE
 from tvm_ext.support.arrays import Array
 
-from .fold_calls import folded
-from .fuse_operators import TABLE
+from .call_values import folded
 from .layout.graph import ELEMENT_WISE
 from .rewriting import CallRewriter
 

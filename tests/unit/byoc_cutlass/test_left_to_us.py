@@ -49,8 +49,8 @@ def test_a_norm_of_several_axes_has_another() -> None:
     assert "along axes [1, 2]" in left.reason
 
 
-def test_attention_keeps_its_products_as_regions_and_has_one_reason() -> None:
-    given = inputs_of(*[(2, 64, 4, 32)] * 3, dtype="float16")
+def test_attention_in_float32_keeps_its_products_as_regions_and_has_one_reason() -> None:
+    given = inputs_of(*[(2, 64, 4, 32)] * 3)
     found = decided(ExpandAttention()(module_of(given, op.nn.attention(*given))))
     assert [region.problem.anchor for region in found.taken] == ["batched_matmul"] * 2
     (left,) = found.others
