@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "compile_time.py",
         "memory.py",
         "open_shapes.py",
+        "open_lengths.py",
         "model_quality.py",
         "rammer_runtime.py",
         f"ablation.py --plot {DOCS / 'ablation.png'}",

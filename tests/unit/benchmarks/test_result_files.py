@@ -45,7 +45,6 @@ BESIDE = {
     "_rtask_graphs.py": "graphs of networks, where a folder is named to keep them",
     "trace_model/learner.py": "what it has learnt, where MetaSchedule asks for it",
     "open_shapes.py": "what building took, beside the libraries, where a folder is named to keep them",
-    "open_lengths.py": "as open_shapes.py",
     "threads_beside.py": "the limits of a control group that it makes and removes",
 }
 
