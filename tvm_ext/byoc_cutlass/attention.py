@@ -1,5 +1,4 @@
-"""Attention by CUTLASS's example 41: both products and the softmax between them in one kernel (Bolt §3.2 as far as it
-goes beyond single products; Rabe and Staats, arXiv:2112.05682).
+"""Attention by CUTLASS's example 41: both products and the softmax between them in one kernel.
 
 A threadblock has a tile of queries and goes over the keys: scores stay in shared memory, sums of values in registers
 where the features of a value fit one tile, else in a buffer of float32.
@@ -15,7 +14,7 @@ import numpy as np
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
-from tvm_ext.errors import IllegalRewrite
+from tvm_ext.errors import IllegalRewrite, TargetError
 from tvm_ext.records.attention import Attention, MatrixOperand
 from tvm_ext.records.partition import (
     ACCUMULATOR,
@@ -23,6 +22,7 @@ from tvm_ext.records.partition import (
     CutlassRegion,
     EpilogueOperand,
     MatrixLayout,
+    Order,
     operand_name,
 )
 from tvm_ext.support.arithmetic import ceil_div
@@ -42,6 +42,9 @@ MOST_HEADS = 65535
 
 _TILES = ((64, 64, 64), (32, 128, 128), (64, 128, 128), (32, 128, 65536), (64, 128, 65536))
 """Queries and keys of a threadblock, and the most features: what example 41 and xFormers compile."""
+
+_WARPS_OF_UNIT = {75: 12, 80: 16}
+"""By the template's architecture: what `kernel_forward.h` asks the compiler's registers for (getWarpsPerSmFw)."""
 
 _SOFTMAX_STEPS = 5
 """Instructions a score takes beside its power: the scale, the maximum, the difference, the sum, the conversion."""
@@ -141,15 +144,14 @@ def _check_types(work: Attention) -> None:
     types = {operand.dtype for operand in (work.query, work.key, work.value, work.output)}
     if types != {"float16"}:
         raise IllegalRewrite(
-            f"the template takes float16, not {', '.join(sorted(types))}: in float32 it rounds to tfloat32"
+            f"the template takes float16, not {', '.join(sorted(types))}: of float32 it multiplies parts in tfloat32"
         )
     if work.cleared is not None or len(work.terms) > 1:
         raise IllegalRewrite("the template adds one tensor to the scores, and changes no others and no probabilities")
     for term in work.terms:
         if term.change != "add" or term.scale != 1.0 or term.operand.dtype != "float16":
             raise IllegalRewrite("the template adds a tensor of float16 to the scores, unscaled, and chooses none")
-    narrowest = NARROW if not (work.features % NARROW or work.value_features % NARROW) else 1
-    if narrowest == 1:
+    if work.features % NARROW or work.value_features % NARROW:
         raise IllegalRewrite(
             f"{work.features} and {work.value_features} features are no multiples of {NARROW}: pad them"
         )
@@ -214,9 +216,9 @@ def attention_region(work: Attention, value: str, parameters: tuple[int, ...], d
     )
 
 
-def _matrix(strides: HeadStrides, order: str) -> MatrixLayout:
+def _matrix(strides: HeadStrides, order: Order) -> MatrixLayout:
     return MatrixLayout(
-        order="row" if order == "row" else "column",
+        order=order,
         leading_dimension=strides.row,
         batch_stride=strides.head,
         alignment=strides.alignment,
@@ -269,8 +271,11 @@ class AttentionFamily(TemplateFamily[AttentionConfig]):
         blocks = work.batch * ceil_div(work.queries, config.queries)
         steps = ceil_div(work.keys, config.keys)
         tile = config.queries * config.keys
-        gflops = device.emitted_gflops_of("float16_tensor") or device.peak_gflops_of("float16_tensor") or 0.0
-        resident = max(1, (16 if self.architecture >= 80 else 12) // config.warps)
+        gflops = device.emitted_gflops_of("float16_tensor")
+        if not gflops:
+            problem = f"the device table of {device.name} does not say how fast it multiplies float16."
+            raise TargetError(problem, "give its row peak_gflops of float16_tensor")
+        resident = max(1, _WARPS_OF_UNIT[self.architecture] // config.warps)
         held = ceil_div(blocks, units)
         busy = min(1.0, min(held, resident) * config.warps / BUSY_WARPS)
         depth = ceil_div(work.features, 32) * 32 + ceil_div(work.value_features, 32) * 32
@@ -280,7 +285,7 @@ class AttentionFamily(TemplateFamily[AttentionConfig]):
         spilled = 0 if config.in_registers else 8.0 * config.queries * work.value_features
         rate = global_gb_per_s(device) * 1e3
         units_us = held * steps * (multiply_us + soften_us) + blocks * steps * spilled / rate
-        moved = sum(operand.size for operand in {id(o): o for o in work.operands}.values()) * 2.0
+        moved = sum(operand.size for operand in work.operands) * 2.0
         busy_us = max(units_us, moved / rate)
         power_us = device.least_multiplying_s(2.0 * blocks * steps * tile * depth, "float16_tensor") * 1e6
         launch_us = machine.launch_us
