@@ -144,7 +144,8 @@ class Machine:
 
         Lengths may be an array.
         """
-        shares, share = dict(self.spec.row_shares), 1.0
+        shares = dict(self.spec.row_shares)
+        share: Any = 1.0
         for size in reversed(ROW_BYTES):
             share = chosen(row_bytes <= size, shares.get(f"{layer.name}.{size}", 1.0), share)
         return share
