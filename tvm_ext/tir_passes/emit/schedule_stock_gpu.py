@@ -24,7 +24,7 @@ from tvm_ext._tvm import (
     tirx,
 )
 from tvm_ext.analysis.device_code import op_name
-from tvm_ext.analysis.predicates import reads_memory
+from tvm_ext.analysis.predicates import reads_memory, unbounded_reduction
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, TargetError
 from tvm_ext.records.choice import KernelChoice
@@ -94,10 +94,12 @@ def _shapes(func: PrimFunc) -> str:
 
 
 def _can_be_lowered(func: PrimFunc) -> bool:
-    """Whether stock TVM has a reduction across threads for each that its rule asked for.
+    """Whether stock TVM has a reduction across threads for each that its rule asked for, and keeps its bounds.
 
     It knows those that begin at finite numbers: none for a maximum that begins at -inf, or passes NaN on, as ours do.
     """
+    if unbounded_reduction(func):
+        return False
     try:
         s_tir.transform.LowerCrossThreadReduction()(IRModule({"main": func}))
     except (RuntimeError, ValueError):
