@@ -288,6 +288,11 @@ def copy_module(mod: IRModule) -> IRModule:
     return tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
 
 
+def separate_copy(func: PrimFunc) -> PrimFunc:
+    """``func`` again, of nodes of its own: stock TVM's Schedule changes loops in place that another function shares."""
+    return tvm.ir.load_json(tvm.ir.save_json(func))
+
+
 OnnxConverter = Callable[[BlockBuilder, Sequence[Expr], Mapping[str, Any], int], Expr]
 """Builder, operands, attributes, opset -> result."""
 

@@ -15,6 +15,7 @@ from tvm_ext._tvm import (
     IterVar,
     PrimFunc,
     SBlockRealize,
+    Stmt,
     TensorLoad,
     Var,
     structural_equal,
@@ -31,7 +32,7 @@ def is_in(item: Buffer | Var, items: Sequence[Buffer] | Sequence[Var]) -> bool:
     return any(item.same_as(other) for other in items)
 
 
-def reads_memory(value: Expr) -> bool:
+def reads_memory(value: Expr | Stmt) -> bool:
     found: list[Any] = []
     structural_walk(value, (TensorLoad, found.append))
     return bool(found)

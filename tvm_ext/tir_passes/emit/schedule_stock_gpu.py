@@ -20,6 +20,7 @@ from tvm_ext._tvm import (
     Target,
     gpu_schedule_rules,
     s_tir,
+    separate_copy,
     structural_walk,
     tirx,
 )
@@ -54,7 +55,7 @@ def schedule_by_stock(func: PrimFunc, name: str, device: DeviceSpec, reason: str
         if schedule is None or not runs_on_device(schedule.mod["main"]):
             continue
         scheduled = _exact(schedule.mod["main"])
-        if _can_be_lowered(scheduled):
+        if not unbounded_reduction(scheduled) and not _computes_twice(scheduled) and _can_be_lowered(scheduled):
             notes = (reason, f"stock TVM's dlight.gpu.{type(rule).__name__}")
             return scheduled, KernelChoice(operator=name, path="stock", notes=notes, device=device.name)
     try:
@@ -93,13 +94,21 @@ def _shapes(func: PrimFunc) -> str:
     return ", ".join(f"[{', '.join(str(getattr(size, 'value', size)) for size in shape)}]" for shape in shapes)
 
 
+def _computes_twice(func: PrimFunc) -> bool:
+    """Whether a rule has inlined an epilogue into a sum: stock TVM (0.27) then adds it where it begins, and at a step.
+
+    Worked example: ``matmul + y`` of one step, by dlight's Fallback: ``s = y + 0``, then ``s = y + (s + a * b)``.
+    """
+    inits: list[Stmt] = []
+    structural_walk(func.body, (SBlock, lambda block: inits.append(block.init) if block.init is not None else None))
+    return any(map(reads_memory, inits))
+
+
 def _can_be_lowered(func: PrimFunc) -> bool:
-    """Whether stock TVM has a reduction across threads for each that its rule asked for, and keeps its bounds.
+    """Whether stock TVM has a reduction across threads for each that its rule asked for.
 
     It knows those that begin at finite numbers: none for a maximum that begins at -inf, or passes NaN on, as ours do.
     """
-    if unbounded_reduction(func):
-        return False
     try:
         s_tir.transform.LowerCrossThreadReduction()(IRModule({"main": func}))
     except (RuntimeError, ValueError):
@@ -112,7 +121,7 @@ def _apply(rule: Any, func: PrimFunc, target: Target) -> Schedule | None:
     try:
         with target:
             found = rule.apply(func, target, False)
-    except (ScheduleError, RuntimeError, ValueError, TypeError, AttributeError):
+    except (ScheduleError, RuntimeError, ValueError, TypeError, AttributeError, AssertionError):
         return None
     return found[0] if isinstance(found, list) else found
 
@@ -195,7 +204,7 @@ def schedule_gpu_fallback(func: PrimFunc) -> tuple[PrimFunc, str]:
         raise IllegalRewrite("its body has no blocks to schedule")
     if _launches_threads(func.body.block.body):
         return func, "fallback: launches of its own, as stock TVM wrote them"
-    schedule = Schedule(func.with_attr("s_tir", True).with_attr("global_symbol", "main"))
+    schedule = Schedule(separate_copy(func.with_attr("s_tir", True).with_attr("global_symbol", "main")))
     try:
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
         for block in blocks:

@@ -21,6 +21,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_kernels import construct_kernel
+from tvm_ext.tir_passes.emit import schedule_stock_gpu
 from tvm_ext.tir_passes.emit.schedule_stock_gpu import runs_on_device, schedule_by_stock, schedule_gpu_fallback
 from tvm_ext.verify.build_check import check_kernel
 
@@ -87,6 +88,29 @@ def test_a_schedule_that_stores_beyond_its_result_is_not_taken(rows: int, column
     assert fault.startswith("main_kernel: out of bounds of matmul") if rows % 16 else not fault
     assert unbounded_reduction(scheduled) == ("matmul" if rows % 16 else "")
     assert ("dlight.gpu.GEMV" in choice.reason) == (rows % 16 == 0)
+
+
+def test_a_schedule_that_adds_an_epilogue_twice_is_not_taken() -> None:
+    """dlight's Fallback inlines what is behind a sum of one step into it, which stock TVM does wrong."""
+    device, target = device_for_target("nvidia-v100")
+    func = legalised(lambda x, y, z: relax.op.add(z, relax.op.matmul(x, y)), (8, 1), (1, 8), (8, 8))
+    fallback = next(rule for rule in gpu_schedule_rules() if type(rule).__name__ == "Fallback")
+    with target:
+        scheduled = fallback.apply(func, target, False).mod["main"]
+        taken, choice = schedule_by_stock(func, "matmul", device, "a test")
+        assert "its values are off by" in check_kernel("main", scheduled, func, device, target).problem
+        assert not check_kernel("main", taken, func, device, target).problem
+    assert choice.path == "fallback"
+
+
+def test_a_rule_that_asserts_is_one_that_does_not_take_it() -> None:
+    """dlight's Reduction rule ends in an AssertionError of its own where a sum's reads are no whole boxes."""
+
+    class Asserting:
+        def apply(self, *_: Any) -> None:
+            raise AssertionError
+
+    assert schedule_stock_gpu._apply(Asserting(), adaptive_pool(), device_for_target("nvidia-v100")[1]) is None
 
 
 @pytest.mark.slow
