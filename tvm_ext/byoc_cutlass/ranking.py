@@ -57,7 +57,7 @@ class ProductClock(ProductRules):
         """One step along K of one threadblock, where ``resident`` share a unit and keep it as busy as they can."""
         m, n, k = config.threadblock
         peak = self.device.peak_gflops_of if config.generation == "3.x" else self.device.emitted_gflops_of
-        gflops = peak(self._known_peak)  # of all units, by the instructions that the template has
+        gflops = peak(self.known_peak)  # of all units, by the instructions that the template has
         assert gflops is not None
         warps = resident * (config.warps if config.generation == "2.x" else config.groups * WARP_GROUP_WARPS)
         busy = min(1.0, warps / BUSY_WARPS)
@@ -68,11 +68,11 @@ class ProductClock(ProductRules):
     def _store_us(self, config: GemmConfig, resident: int) -> float:
         """Writing a tile's result, as far as no other tile of the unit is multiplied meanwhile."""
         overlaps = resident + (1 if config.schedule == "pingpong" else 0)
-        stored = config.threadblock[0] * config.threadblock[1] * self.out.bits / 8
+        stored = self.epilogue.stored_elements(*config.threadblock[:2]) * self.out.bits / 8
         return stored / (l2_gb_per_s(self.device) / self.device.unit_count * 1e3) / overlaps
 
     @cached_property
-    def _known_peak(self) -> str:
+    def known_peak(self) -> str:
         """The key of the device's peak for the problem's arithmetic; raises TargetError where its table has none."""
         known = self.multiplier.peak
         for key in known:
