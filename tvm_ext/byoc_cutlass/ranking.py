@@ -48,7 +48,7 @@ class ProductClock(ProductRules):
         l2_us = traffic / (l2_gb_per_s(device) * 1e3)
         moved_us = self.moved_bytes(config.split_k) / (global_gb_per_s(device) * 1e3)
         busy_us = max(units_us, l2_us, moved_us)
-        power_us = device.least_multiplying_s(2.0 * blocks * steps * m * n * k, self._known_peak) * 1e6
+        power_us = device.least_multiplying_s(2.0 * blocks * steps * m * n * k, self.known_peak) * 1e6
         launches = 1 if self.epilogue.reduction is None else 2  # before it, the result is filled
         launch_us = launches * Machine(device).launch_us
         return PredictedTime(time_us=max(busy_us, power_us) + launch_us, full_clock_us=busy_us + launch_us)
