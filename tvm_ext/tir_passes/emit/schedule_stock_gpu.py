@@ -19,9 +19,9 @@ from tvm_ext._tvm import (
     Stmt,
     Target,
     gpu_schedule_rules,
+    ir,
     nodes_in,
     s_tir,
-    separate_copy,
     structural_walk,
     tirx,
 )
@@ -199,7 +199,9 @@ def schedule_gpu_fallback(func: PrimFunc) -> tuple[PrimFunc, str]:
         raise IllegalRewrite("its body has no blocks to schedule")
     if _launches_threads(func.body.block.body):
         return func, "fallback: launches of its own, as stock TVM wrote them"
-    schedule = Schedule(separate_copy(func.with_attr("s_tir", True).with_attr("global_symbol", "main")))
+    func = func.with_attr("s_tir", True).with_attr("global_symbol", "main")
+    # Nodes of its own: stock TVM's Schedule changes loops in place that another function shares.
+    schedule = Schedule(ir.load_json(ir.save_json(func)))
     try:
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
         for block in blocks:
