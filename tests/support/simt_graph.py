@@ -58,6 +58,8 @@ class SimtDevice:
         if name not in self._lowered:
             self._lowered[name] = lower(self.functions[name].with_attr("global_symbol", "main"), self.target)
         kernels = self._lowered[name]
+        if not kernels:  # of empty tensors
+            return
         tensors = [tensor for tensor in kernels[0].tensors if tensor.name not in kernels[0].workspaces]
         assert len(tensors) == len(buffers), name
         written = simt.written_tensors(kernels)
