@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tvm_ext._tvm import (
     IF_THEN_ELSE,
@@ -18,6 +17,7 @@ from tvm_ext._tvm import (
     Stmt,
     TensorLoad,
     Var,
+    nodes_in,
     structural_equal,
     structural_walk,
     tirx,
@@ -33,9 +33,7 @@ def is_in(item: Buffer | Var, items: Sequence[Buffer] | Sequence[Var]) -> bool:
 
 
 def reads_memory(value: Expr | Stmt) -> bool:
-    found: list[Any] = []
-    structural_walk(value, (TensorLoad, found.append))
-    return bool(found)
+    return bool(nodes_in(value, TensorLoad))
 
 
 def unbounded_reduction(func: PrimFunc) -> str:
@@ -50,24 +48,24 @@ def unbounded_reduction(func: PrimFunc) -> str:
     structural_walk(func.body, [of_threads, (SBlockRealize, blocks.append)])
     for realize in blocks:
         pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
-        reduced = [var for axis, value in pairs if axis.iter_type == IterVar.CommReduce for var in _variables(value)]
+        reduced = [var for axis, value in pairs if axis.iter_type == IterVar.CommReduce for var in nodes_in(value, Var)]
         across = realize.block.init is not None and any(is_in(var, bound) for var in reduced)
-        if across and not all(is_in(var, reduced) for var in _variables(realize.predicate)):
+        if across and not all(is_in(var, reduced) for var in nodes_in(realize.predicate, Var)):
             return str(realize.block.name_hint)
     return ""
 
 
-def _variables(value: Expr) -> list[Var]:
-    found: list[Var] = []
-    structural_walk(value, (Var, found.append))
-    return found
-
-
 def has_call(computation: Computation, *, besides_if_then_else: bool = False) -> bool:
     """Whether the computation's value calls a function, so that computing it twice costs more than storing it."""
-    found: list[Any] = []
-    structural_walk(computation.value, (Call, found.append))
-    return any(not (besides_if_then_else and call.op.same_as(IF_THEN_ELSE)) for call in found)
+    calls = nodes_in(computation.value, Call)
+    return any(not (besides_if_then_else and call.op.same_as(IF_THEN_ELSE)) for call in calls)
+
+
+def is_thread_bound(func: PrimFunc) -> bool:
+    """Whether ``func`` has a loop that is bound to threads or blocks of a GPU."""
+    if any(loop.kind == ForKind.THREAD_BINDING for loop in nodes_in(func.body, For)):
+        return True
+    return any(node.attr_key == "thread_extent" for node in nodes_in(func.body, tirx.AttrStmt))
 
 
 def factors_of(computation: Computation) -> tuple[TensorLoad, TensorLoad] | None:
