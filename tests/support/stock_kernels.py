@@ -24,6 +24,7 @@ from tests.support.commands import Jobs, LimitS, console
 from tests.support.legacy_corpus import NodeTest, node_tests
 from tvm_ext import relay
 from tvm_ext._tvm import PrimFunc, structural_hash
+from tvm_ext.analysis.predicates import is_thread_bound
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import InputError, TvmExtError
 from tvm_ext.options import BuildOptions
@@ -31,7 +32,6 @@ from tvm_ext.records.choice import CHOICE, OWN_PATHS, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.verify.build_check import check_kernel
-from tvm_ext.verify.threads_as_loops import is_thread_bound
 
 app = typer.Typer(add_completion=False)
 
