@@ -73,6 +73,7 @@ from tvm_ext.relay_passes.tabulate_bytes import TabulateBytes
 from tvm_ext.relay_passes.trim_taps import TrimTaps
 from tvm_ext.relay_passes.trust_arguments import TrustArguments
 from tvm_ext.support.kernel_cache import KernelCache
+from tvm_ext.tir_passes.allocate_in_threads import AllocateInThreads
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 from tvm_ext.tir_passes.flush_denormals import flushing_passes
 from tvm_ext.tir_passes.merge_rtasks import MergeRTasks
@@ -243,7 +244,9 @@ def kernel_passes(
         several, check = options.enable_rammer is not False, options.check_machine_code and device.kind == "cuda"
         accept = (lambda func: refuse_bad_machine_code(func, tvm.target.Target.current())) if check else None
         known = {"tiles": tuned.configurations, "failed": tuned.failed, "wishes": wishes_of(options)}
-        return [ConstructKernels(device, options, alternatives=several, accept=accept, **known)]  # type: ignore[arg-type] # each is its own
+        construct = ConstructKernels(device, options, alternatives=several, accept=accept, **known)  # type: ignore[arg-type] # each is its own
+        # Stock TVM's scans ask for registers outside of their launches, where the host would allocate them for all.
+        return [construct, AllocateInThreads()]
     if options.enable_roller is False:
         return flushing
     return [

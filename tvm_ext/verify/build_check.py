@@ -81,7 +81,7 @@ def check_kernel(
     config = {ASYNC_COPY: bool(PassContext.current().config.get(ASYNC_COPY, False))}
     kernels = simt.lower(function.with_attr("global_symbol", "main"), target, config=config)
     counts = [_blocks(kernel) for kernel in kernels]
-    parts = _parts(kernels, _flops(function))
+    parts = _parts(kernels, _flops(function)) if kernels else []  # of empty tensors
     findings: list[str] = []
     errors: list[Any] = []
     why = "" if operator is not None else "there is no operator to compare with"

@@ -12,18 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import relax
 from tvm.ir import IRModule
 
 from benchmarks.networks.models import build_model
 from tests.support.small_modules import module_of
+from tests.unit.kernels import legalised
 from tvm_ext import pass_pipeline, relay
 from tvm_ext.cli.app import main
+from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import InputError, VerificationError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import operator_pipeline, plan_build
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels
+from tvm_ext.tir_passes.emit.schedule_stock_gpu import schedule_gpu_fallback
 from tvm_ext.verify import build_check
-from tvm_ext.verify.build_check import KernelCheck, check_module, refuse_wrong
+from tvm_ext.verify.build_check import KernelCheck, check_kernel, check_module, refuse_wrong
 from tvm_ext.verify.verification import OutputError
 
 A100, H200, V100 = "nvidia-a100", "nvidia-h200", "nvidia-v100"
@@ -31,8 +35,6 @@ A100, H200, V100 = "nvidia-a100", "nvidia-h200", "nvidia-v100"
 
 def model(rows: int = 48, inner: int = 64, columns: int = 40) -> Any:
     """softmax(relu(x w)): two kernels."""
-    from tvm import relax
-
     x = relax.Var("x", relax.TensorType((rows, inner), "float32"))
     weights = relax.const(np.random.default_rng(0).standard_normal((inner, columns)).astype("float32"))
     y = relax.op.nn.relu(relax.op.matmul(x, weights))
@@ -160,6 +162,14 @@ def _onnx(folder: Path) -> Path:
     graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"])], "softmax", ends[:1], ends[1:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), folder / "softmax.onnx")
     return folder / "softmax.onnx"
+
+
+def test_an_operator_of_empty_tensors_launches_nothing() -> None:
+    device, target = device_for_target("nvidia-a100")
+    func = legalised(relax.op.nn.relu, (0, 4))
+    with target:
+        check = check_kernel("relu", schedule_gpu_fallback(func)[0], func, device, target)
+    assert (check.launches, check.blocks_run, check.problem) == (0, 0, "")
 
 
 def test_parts_are_named() -> None:
