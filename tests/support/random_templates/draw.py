@@ -21,7 +21,7 @@ from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
 from tvm_ext.byoc_cutlass.emit import emit_gemm
 from tvm_ext.byoc_cutlass.family import TemplateFamily
 from tvm_ext.byoc_cutlass.gemm import GemmConfig, packed_problem
-from tvm_ext.byoc_cutlass.pairs import ARITHMETICS, PairFamily
+from tvm_ext.byoc_cutlass.pairs import ARITHMETICS, AnyPair, PairFamily
 from tvm_ext.devices.capabilities import BULK_COPIES_SINCE
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.partition import CutlassProblem, Order
@@ -195,8 +195,8 @@ def _pair_of(
     return head, packed_problem(m=rows, n=last, k=between, arithmetic=dtype, layout_b=layout, out_dtype=out)
 
 
-def _place(config: PairConfig) -> str:
-    return config.residence
+def _place(config: AnyPair) -> str:
+    return config.residence if isinstance(config, PairConfig) else "streamed"
 
 
 DRAWS: dict[str, Draw] = {
