@@ -32,7 +32,6 @@ from . import emit_attention
 from .epilogue import Epilogue
 from .family import PredictedTime, TemplateFamily, check_device
 from .host import KernelCall
-from .kernel_text import kernel_symbol
 from .ranking import BUSY_WARPS, global_gb_per_s
 
 WIDE, NARROW = 8, 4
@@ -43,9 +42,6 @@ MOST_HEADS = 65535
 
 _TILES = ((64, 64, 64), (32, 128, 128), (64, 128, 128), (32, 128, 65536), (64, 128, 65536))
 """Queries and keys of a threadblock, and the most features: what example 41 and xFormers compile."""
-
-_HOPPER_TILES = ((128, 64, 32), (128, 64, 64), (128, 128, 128), (128, 64, 256))
-"""What example 88 compiles of its cooperative kernel; features are filled up with zeros."""
 
 _WARPS_OF_UNIT = {75: 12, 80: 16, 90: 8}
 """By the template's architecture: what `kernel_forward.h` asks the compiler's registers for (getWarpsPerSmFw); of
@@ -262,7 +258,7 @@ class AttentionFamily(TemplateFamily[AttentionConfig]):
                 biased=layout.bias is not None,
             )  # fmt: skip
         if has(self.device, BULK_COPIES_SINCE):
-            for queries, keys, most in _HOPPER_TILES:
+            for queries, keys, most in emit_attention.HOPPER_TILES:
                 yield AttentionConfig(
                     architecture=90, queries=queries, keys=keys, most_features=most, wide=True, biased=False
                 )
@@ -331,9 +327,6 @@ class AttentionFamily(TemplateFamily[AttentionConfig]):
 
     def preference(self, config: AttentionConfig) -> tuple[int, int]:
         return config.most_features, config.warps
-
-    def symbol(self, config: AttentionConfig) -> str:
-        return kernel_symbol(config.name, self.epilogue)
 
     def source(self, config: AttentionConfig) -> str:
         return emit_attention.emit_attention(

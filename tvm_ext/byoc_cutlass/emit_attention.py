@@ -26,12 +26,13 @@ ATTENTION_CALL = CallForm(
 """What a launch is told."""
 
 HEADER = "41_fused_multi_head_attention/kernel_forward.h"
-HOPPER_HEADER = "88_hopper_fmha/kernel/fmha_kernel_builder.hpp"
-_HOPPER_INCLUDES = (
+HOPPER_INCLUDES = (
     "cmath", "cstring", "cute/tensor.hpp", "cutlass/cluster_launch.hpp", "cutlass/device_kernel.h",
     "cutlass/gemm/collective/collective_builder.hpp", "88_hopper_fmha/device/device_universal.hpp",
-    "88_hopper_fmha/collective/fmha_fusion.hpp", HOPPER_HEADER,
+    "88_hopper_fmha/collective/fmha_fusion.hpp", "88_hopper_fmha/kernel/fmha_kernel_builder.hpp",
 )  # fmt: skip
+HOPPER_TILES = ((128, 64, 32), (128, 64, 64), (128, 128, 128), (128, 64, 256))
+"""Queries, keys and the most features: what example 88 compiles of its cooperative kernel; zeros fill features up."""
 
 
 def emit_attention(symbol: str, template: str, *, architecture: int, tile: Shape3, wide: bool, biased: bool) -> str:
@@ -45,7 +46,7 @@ def emit_attention(symbol: str, template: str, *, architecture: int, tile: Shape
         return kernel_text(
             symbol, ATTENTION_CALL, template=template,
             computes=f"D = softmax(scale Q K^T) V. Headers: CUTLASS {_cutlass.VERSION}, with its example 88.",
-            includes=_HOPPER_INCLUDES, functions="", body=_HOPPER.format(queries=queries, keys=keys, most=most),
+            includes=HOPPER_INCLUDES, functions="", body=_HOPPER.format(queries=queries, keys=keys, most=most),
             operator="Attention", fits=_FITS_HOPPER,
         )  # fmt: skip
     body = f"""using Element = cutlass::half_t;

@@ -45,9 +45,9 @@ _CONVOLUTION_INCLUDES = (
 )
 
 
-def symbol_of(config: PairConfig, first: Epilogue, second: Epilogue, layout_b: Order) -> str:
+def symbol_of(template: str, first: Epilogue, second: Epilogue, layout_b: Order) -> str:
     """The name of the entry point."""
-    return kernel_symbol(f"{config.name}_{'n' if layout_b == 'column' else 't'}", (first, second))
+    return kernel_symbol(f"{template}_{'n' if layout_b == 'column' else 't'}", (first, second))
 
 
 def emit_pair(config: PairConfig, first: Epilogue, second: Epilogue, *, layout_b: Order = "row") -> str:
@@ -67,7 +67,7 @@ constexpr int OperandCount = {len(first.operands) + len(second.operands)};
 {_pointers(first, second)}
 {_convolution(stride, config.iterator) if config.iterator else _products(stride)}"""
     return kernel_text(
-        symbol_of(config, first, second, layout_b), PAIR_CALL, template=config.name,
+        symbol_of(config.name, first, second, layout_b), PAIR_CALL, template=config.name,
         computes=f"{products}\n// Headers: CUTLASS {_cutlass.VERSION}, with its example 13.",
         includes=_CONVOLUTION_INCLUDES if config.iterator else _PRODUCT_INCLUDES, functions=OWN_FUNCTIONS, body=body,
         operator="Pair", fits=_FITS + (_FITS_WINDOW if config.iterator else _FITS_PRODUCT),

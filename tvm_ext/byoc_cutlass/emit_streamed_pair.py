@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from . import _cutlass
 from .elements import ELEMENTS, Shape3, multiplier
+from .emit_attention import HOPPER_INCLUDES
 from .emit_back_to_back import PAIR_CALL
 from .epilogue import Epilogue
 from .epilogue_function import APPLY, epilogue_value
@@ -17,17 +18,9 @@ from .host import once
 from .kernel_text import collective_epilogue, kernel_text
 
 _INCLUDES = (
-    "cute/tensor.hpp",
-    "cutlass/cluster_launch.hpp",
-    "cutlass/device_kernel.h",
-    "cutlass/epilogue/collective/collective_builder.hpp",
+    *HOPPER_INCLUDES, "cutlass/epilogue/collective/collective_builder.hpp", "cutlass/epilogue/thread/activation.h",
     "cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp",
-    "cutlass/epilogue/thread/activation.h",
-    "cutlass/gemm/collective/collective_builder.hpp",
-    "88_hopper_fmha/device/device_universal.hpp",
-    "88_hopper_fmha/collective/fmha_fusion.hpp",
-    "88_hopper_fmha/kernel/fmha_kernel_builder.hpp",
-)
+)  # fmt: skip
 _BETWEEN = once(
     "BETWEEN",
     """
@@ -69,12 +62,10 @@ def emit_streamed_pair(symbol: str, template: str, tile: Shape3, first: Epilogue
     rows, columns, most = tile
     tree = visitor_tree(second, "float32", "3.x")
     out = ELEMENTS[second.out_dtype]
-    pointers = "".join(
-        f"    {ELEMENTS[row.dtype].cpp} const* row_{number};\n" for number, row in enumerate(first.operands)
-    )
+    types = [ELEMENTS[row.dtype].cpp for row in first.operands]
+    pointers = "".join(f"    {cpp} const* row_{n};\n" for n, cpp in enumerate(types))
     given = "".join(
-        f"    p.mainloop.row_{number} = static_cast<{ELEMENTS[row.dtype].cpp} const*>(call.operands[{number}]);\n"
-        for number, row in enumerate(first.operands)
+        f"    p.mainloop.row_{n} = static_cast<{cpp} const*>(call.operands[{n}]);\n" for n, cpp in enumerate(types)
     )
     value = epilogue_value(first, lambda n, _: f"inside ? float(given.row_{n}[column]) : 0.f", "      ")
     epilogue = collective_epilogue(tree, "void, LayoutOut, AlignmentOut", "LayoutOut", 128 // out.bits)

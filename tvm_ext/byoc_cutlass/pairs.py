@@ -22,11 +22,11 @@ from . import emit_back_to_back
 from .back_to_back import PairConfig, StreamedPairConfig, check_pair, joined_chain
 from .convolutions import MASK_POSITIONS
 from .elements import Shape3
+from .emit_attention import HOPPER_TILES
 from .emit_streamed_pair import emit_streamed_pair
 from .epilogue import Epilogue
 from .family import PredictedTime, TemplateFamily
 from .gemm import ACCESS_BITS, GemmConfig
-from .kernel_text import kernel_symbol
 from .legality import why_too_large
 from .products import ProductFamily
 from .ranking import global_gb_per_s, l2_gb_per_s, latency_us
@@ -44,8 +44,6 @@ _DEPTHS = (32, 64)
 _STAGES = (3, 4)
 _COLUMNS = (16, 32, 64, 96, 128, 160, 192, 256)
 _RESIDENCES: tuple[Residence, ...] = ("registers", "shared memory")
-_STREAMED_TILES = ((128, 64, 32), (128, 64, 64), (128, 128, 128), (128, 64, 256))
-"""Example 88's: rows, columns of a step, the most of both ends."""
 
 AnyPair = PairConfig | StreamedPairConfig
 
@@ -77,7 +75,7 @@ class PairFamily(TemplateFamily[AnyPair]):
         if self.why_unserved is not None:
             return
         if has(self.device, BULK_COPIES_SINCE):
-            for tile in _STREAMED_TILES:
+            for tile in HOPPER_TILES:
                 yield StreamedPairConfig(arithmetic=self.problem.arithmetic, tile=tile)
         first, second, window = self.problem.columns, self.then.columns, self.problem.window
         stages = _STAGES if self.architecture == 80 else (2,)
@@ -122,14 +120,11 @@ class PairFamily(TemplateFamily[AnyPair]):
 
     def preference(self, config: AnyPair) -> tuple[int, int]:
         """Of equals, the one that keeps values in registers, and then that with fewer stages."""
-        if isinstance(config, StreamedPairConfig):
-            return 0, 0
-        return int(config.residence != "registers"), config.first.stages
+        registers = isinstance(config, StreamedPairConfig) or config.residence == "registers"
+        return int(not registers), 0 if isinstance(config, StreamedPairConfig) else config.first.stages
 
     def symbol(self, config: AnyPair) -> str:
-        if isinstance(config, StreamedPairConfig):
-            return kernel_symbol(config.name, (self.first, self.second))
-        return emit_back_to_back.symbol_of(config, self.first, self.second, self.problem.orders[1])
+        return emit_back_to_back.symbol_of(config.name, self.first, self.second, self.problem.orders[1])
 
     def source(self, config: AnyPair) -> str:
         if isinstance(config, StreamedPairConfig):

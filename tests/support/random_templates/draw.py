@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from tvm_ext.byoc_cutlass.back_to_back import StreamedPairConfig
+from tvm_ext.byoc_cutlass.back_to_back import PairConfig
 from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig, DepthwiseConfig
 from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
 from tvm_ext.byoc_cutlass.emit import emit_gemm
@@ -196,7 +196,7 @@ def _pair_of(
 
 
 def _place(config: AnyPair) -> str:
-    return "streamed" if isinstance(config, StreamedPairConfig) else config.residence
+    return config.residence if isinstance(config, PairConfig) else "streamed"
 
 
 DRAWS: dict[str, Draw] = {

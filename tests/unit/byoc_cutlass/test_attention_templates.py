@@ -22,13 +22,12 @@ from tests.unit.byoc_cutlass.graphs import decided, number, op, partition
 from tests.unit.byoc_cutlass.host_library import host_library
 from tests.unit.compilers import needs_nvcc
 from tvm_ext.byoc_cutlass.attention import (
-    _HOPPER_TILES,
     AttentionConfig,
     AttentionFamily,
     attention_region,
     layout_of,
 )
-from tvm_ext.byoc_cutlass.emit_attention import emit_attention
+from tvm_ext.byoc_cutlass.emit_attention import HOPPER_TILES, emit_attention
 from tvm_ext.byoc_cutlass.profiler import buffers_of
 from tvm_ext.byoc_cutlass.selection import candidates_of, family_of
 from tvm_ext.devices.device_db import lookup
@@ -292,7 +291,7 @@ def test_example_88_is_told_where_every_row_lies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("features", [32, 64, 128, 256])
 def test_example_88_compiles_without_spills(features: int) -> None:
     """Each of its tiles."""
-    tile = next(tile for tile in _HOPPER_TILES if tile[2] == features)
+    tile = next(tile for tile in HOPPER_TILES if tile[2] == features)
     text = emit_attention("tvm_ext_attention", "attention", architecture=90, tile=tile, wide=True, biased=False)
     (use,) = compile_gemm(text, "sm_90a", time_limit_s=580, output="fatbin").uses
     assert not use.spills

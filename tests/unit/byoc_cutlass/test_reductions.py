@@ -313,7 +313,7 @@ DESCRIBED = """
 extern "C" int32_t described(GemmCall const* call, int64_t* out) {{
   using namespace {space};
   auto const arguments = make_arguments(*call);
-  auto const& reduced = cute::get<{last}>(arguments.epilogue.thread);
+  auto const& reduced = arguments.epilogue.thread.op_1;
   *out++ = reinterpret_cast<int64_t>(reduced.ptr_{vector});
   *out++ = reduced.reduction_identity < 0;
   *out++ = cute::get<2>(reduced.d{Vector});
@@ -349,7 +349,7 @@ def test_a_collective_is_told_where_its_vector_lies(name: str, batch: int, dista
     family = ProductFamily(problem, device_of((9, 0)), epilogue)
     config = next(item.config for item in family.propose() if item.config.generation == "3.x")
     symbol, vector = family.symbol(config), "row" if name.endswith("rows") else "col"
-    described = DESCRIBED.format(space=f"{symbol}_template", last=1, vector=vector, Vector=vector.capitalize())
+    described = DESCRIBED.format(space=f"{symbol}_template", vector=vector, Vector=vector.capitalize())
     library = host_library(family.source(config) + described, tmp_path, "sm_90a")
     places = {"a": 16 << 20, "b": 32 << 20, "d": 48 << 20}
     none, zeros = (ctypes.c_void_p * 1)(), (ctypes.c_int64 * 1)()

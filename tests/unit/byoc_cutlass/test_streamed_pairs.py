@@ -110,7 +110,7 @@ extern "C" void described(PairCall const* call, int64_t* out) {{
   auto const stored = stored_of(*call);
   *out++ = reinterpret_cast<int64_t>(stored.ptr_D);
   *out++ = cute::get<0>(stored.dD);
-  *out++ = reinterpret_cast<int64_t>(cute::get<1>(stored.thread).ptr_row);
+  *out++ = reinterpret_cast<int64_t>(stored.thread.op_1.ptr_row);
 }}
 """
 
