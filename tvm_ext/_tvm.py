@@ -90,18 +90,18 @@ __all__ = [
     "Pass", "PassContext", "PassInfo", "PassInstrument", "PassPipelines", "PrimFunc", "PyExprMutator", "PyExprVisitor",
     "RelaxFunction", "RpcCode", "SBlock", "SBlockRealize", "Schedule", "ScheduleError", "Sequential", "Stmt",
     "StringImm", "Target", "TeTensor", "Tensor", "TensorIntrin", "TensorLoad", "Type", "Var", "VarBinding",
-    "VirtualMachine", "WalkResult", "assert_structural_equal", "call_pure_extern", "convert_onnx_operator",
-    "copy_module",
-    "cpu_dataflow_lower_passes", "cpu_finalize_passes", "cpu_legalize_passes", "cpu_library_dispatch_passes",
-    "cuda_compute_version", "dpl", "expr_mutator", "expr_visitor", "finalize_device_passes",
-    "gpu_dataflow_lower_passes", "gpu_finalize_passes", "gpu_library_dispatch_passes", "gpu_schedule_rules",
-    "has_effects", "import_onnx", "ir", "llvm_get_intrinsic_name", "llvm_get_system_cpu", "load_json",
-    "load_static_library", "mma_schedule", "module_pass", "new_vector_op", "onnx_frontend", "onnx_operators",
-    "pack_imports", "pass_instrument", "prim_func_pass", "ptx_call", "register_intrin_lowering",
-    "register_relax_pipeline", "register_tir_pipeline", "relax", "relax_function_pass", "relax_pipelines", "rpc",
-    "rpc_listen", "rpc_serve_loop", "rpc_tracker", "s_tir", "save_json", "split_host_device_mods", "structural_equal",
-    "structural_hash", "structural_map", "structural_mutate", "structural_walk", "sym", "target_has_feature", "te",
-    "tensor", "tir_pipelines", "tirx", "topi", "tvm", "tvm_ffi", "vm_generate", "vm_link",
+    "VirtualMachine", "WalkResult", "assert_structural_equal", "call_pure_extern",
+    "convert_onnx_operator", "copy_module", "cpu_dataflow_lower_passes", "cpu_finalize_passes", "cpu_legalize_passes",
+    "cpu_library_dispatch_passes", "cuda_compute_version", "dpl", "expr_mutator", "expr_visitor",
+    "finalize_device_passes", "functions_of", "gpu_dataflow_lower_passes", "gpu_finalize_passes",
+    "gpu_library_dispatch_passes", "gpu_schedule_rules", "has_effects", "import_onnx", "ir", "llvm_get_intrinsic_name",
+    "llvm_get_system_cpu", "load_json", "load_static_library", "mma_schedule", "module_pass", "new_vector_op",
+    "nodes_in", "onnx_frontend", "onnx_operators", "pack_imports", "pass_instrument", "prim_func_pass", "ptx_call",
+    "register_intrin_lowering", "register_relax_pipeline", "register_tir_pipeline", "relax", "relax_function_pass",
+    "relax_pipelines", "rpc", "rpc_listen", "rpc_serve_loop", "rpc_tracker", "s_tir", "save_json",
+    "split_host_device_mods", "structural_equal", "structural_hash", "structural_map", "structural_mutate",
+    "structural_walk", "sym", "target_has_feature", "te", "tensor", "tir_pipelines", "tirx", "topi", "tvm", "tvm_ffi",
+    "vm_generate", "vm_link",
 ]  # fmt: skip
 
 # --- IR nodes -----------------------------------------------------------------------------------------------------
@@ -129,6 +129,14 @@ def structural_walk(root: Any, callbacks: Any, order: str = "post") -> Any:
     A type may be a tuple of types.
     """
     return _functors._ffi_api.StructuralWalk(root, _entries(callbacks), (), _ORDERS[order])
+
+
+def nodes_in(root: Any, kinds: Any, order: str = "post") -> list[Any]:
+    """The nodes of ``kinds``, a type or a tuple of types, in ``root``, a list or a module's Relax functions."""
+    found: list[Any] = []
+    bodies = [func.body for func in functions_of(root, RelaxFunction).values()] if isinstance(root, IRModule) else root
+    structural_walk(bodies, (kinds, found.append), order)
+    return found
 
 
 def structural_map(root: Any, callbacks: Any, order: str = "post") -> Any:
@@ -215,9 +223,8 @@ def mma_schedule(*arguments: Any) -> Schedule:
     return make(*arguments)
 
 
-def call_pure_extern(ty: str | Type, name: str, *arguments: Expr) -> Call:
-    """A call of the device language's function ``name``, which has no effects."""
-    return tirx.call_pure_extern(ty, name, *arguments)
+call_pure_extern = tirx.call_pure_extern
+"""Of the device language's function, which has no effects: by type, name and arguments."""
 
 
 def has_effects(op: ir.Op) -> bool:
@@ -279,13 +286,17 @@ def vm_link(
 
 def pack_imports(module: Module) -> bytes:
     """The modules that ``module`` imports, as an exported library holds them (see `device_modules`)."""
-    content: bytes = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(module).numpy().tobytes()
-    return content
+    return bytes(tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(module).numpy())
 
 
 def copy_module(mod: IRModule) -> IRModule:
     """A module with the same functions: passes receive the caller's own module and must not write to it."""
     return tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
+
+
+def functions_of(mod: IRModule, kind: type = PrimFunc) -> dict[GlobalVar, Any]:
+    """The functions of ``mod`` that are of type ``kind``."""
+    return {gv: func for gv, func in mod.functions_items() if isinstance(func, kind)}
 
 
 OnnxConverter = Callable[[BlockBuilder, Sequence[Expr], Mapping[str, Any], int], Expr]

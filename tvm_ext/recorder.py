@@ -9,10 +9,10 @@ from collections import Counter
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import tirx
 
 from tvm_ext._environment import installed_version
-from tvm_ext._tvm import Constant, Node, PrimFunc
+from tvm_ext._tvm import Constant, PrimFunc, nodes_in
 from tvm_ext.frontend import IMPORT_SECONDS, MODEL_NAME
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import BuildPlan
@@ -77,11 +77,11 @@ def record(
         phases=phases_of(watch, clock, import_s),
         code=code,
         kernel_cache=cache,
-        layout=layout_record(kernels),
-        persistent=persistent_record(kernels),
+        layout=serialise.record_of(kernels, LAYOUT, LayoutRecord),
+        persistent=serialise.record_of(kernels, PERSISTENT, PersistentRecord),
         precision=precision_record(kernels),
-        rammer=rammer_record(kernels),
-        cutlass=cutlass_record(kernels),
+        rammer=serialise.record_of(kernels, RAMMER, RammerRecord),
+        cutlass=serialise.record_of(kernels, CUTLASS, CutlassBuild),
         tiles=tile_use(kernels, plan),
         tuning=tuning,
         device_code=device_code(plan),
@@ -110,30 +110,6 @@ def device_code(plan: BuildPlan) -> DeviceCode | None:
     if cuda_is_loaded():
         return DeviceCode(language="CUDA C++", architectures=(architecture,), compiler="TVM, for this machine's driver")
     return DeviceCode(language="CUDA C++", note="export_library makes machine code of it")
-
-
-def layout_record(kernels: tvm.IRModule) -> LayoutRecord | None:
-    """What `BlockChannels` decided; None where it did not run."""
-    text = kernels.attrs.get(LAYOUT) if kernels.attrs else None
-    return None if text is None else serialise.from_json(LayoutRecord, str(text))
-
-
-def rammer_record(kernels: tvm.IRModule) -> RammerRecord | None:
-    """Which operators schedules of rTasks run, and which do not; None where that was not asked."""
-    text = kernels.attrs.get(RAMMER) if kernels.attrs else None
-    return None if text is None else serialise.from_json(RammerRecord, str(text))
-
-
-def persistent_record(kernels: tvm.IRModule) -> PersistentRecord | None:
-    """Which operators became one persistent kernel, and which did not; None where that was not asked."""
-    text = kernels.attrs.get(PERSISTENT) if kernels.attrs else None
-    return None if text is None else serialise.from_json(PersistentRecord, str(text))
-
-
-def cutlass_record(kernels: tvm.IRModule) -> CutlassBuild | None:
-    """Which products are kernels of CUTLASS's templates, and why others are not; None where that was not asked."""
-    text = kernels.attrs.get(CUTLASS) if kernels.attrs else None
-    return None if text is None else serialise.from_json(CutlassBuild, str(text))
 
 
 def phases_of(watch: Stopwatch, clock: PassClock, import_s: float | None) -> tuple[Phase, ...]:
@@ -188,38 +164,21 @@ def operators(kernels: tvm.IRModule, plan: BuildPlan, options: BuildOptions) -> 
 
 def call_counts(mod: tvm.IRModule) -> Counter[str]:
     """How often each PrimFunc is called, counting call sites, in program order."""
-    counts: Counter[str] = Counter()
-
-    def visit(node: Node) -> None:
-        if isinstance(node, tvm.ir.Call) and node.args and isinstance(node.args[0], tvm.ir.GlobalVar):
-            counts[str(node.args[0].name_hint)] += 1
-
-    for _, function in mod.functions_items():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
-    return counts
+    named = [call.args[0] for call in nodes_in(mod, tvm.ir.Call) if call.args]
+    return Counter(str(callee.name_hint) for callee in named if isinstance(callee, tvm.ir.GlobalVar))
 
 
 def constant_bytes(mod: tvm.IRModule) -> int:
     """Size of all constants of the graph, each counted once."""
-    sizes: dict[Constant, int] = {}
-
-    def visit(node: Node) -> None:
-        if isinstance(node, Constant):
-            value = node.value
-            sizes[node] = math.prod(value.shape) * np.dtype(str(value.dtype)).itemsize
-
-    for _, function in mod.functions_items():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
-    return sum(sizes.values())
+    values = [constant.value for constant in dict.fromkeys(nodes_in(mod, Constant))]
+    return sum(math.prod(value.shape) * np.dtype(str(value.dtype)).itemsize for value in values)
 
 
 def choice_of(name: str, function: PrimFunc, plan: BuildPlan, options: BuildOptions) -> KernelChoice:
     """The KernelChoice recorded at construction; where none was, stock TVM's kernel is used as it is, and why."""
-    text = function.attrs.get(CHOICE) if function.attrs else None
-    if text is not None:
-        return serialise.from_json(KernelChoice, str(text))
+    known = serialise.record_of(function, CHOICE, KernelChoice)
+    if known is not None:
+        return known
     if options.enable_roller is False:
         reason = "enable_roller=False: stock TVM's kernel"
     else:

@@ -11,12 +11,12 @@ from tvm import relax, tirx
 
 from tests.support.small_modules import module_of
 from tvm_ext import pass_pipeline
+from tvm_ext.analysis.predicates import is_thread_bound
 from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.pass_clock import PassClock, timed_context
-from tvm_ext.verify.threads_as_loops import is_thread_bound
 
 
 def small_module() -> tvm.IRModule:

@@ -6,7 +6,20 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
-from tvm_ext._tvm import Analyzer, Buffer, Call, Expr, Node, TensorLoad, Var, WalkResult, ir, structural_walk, tirx
+from tvm_ext._tvm import (
+    Analyzer,
+    Buffer,
+    Call,
+    Expr,
+    Node,
+    TensorLoad,
+    Var,
+    WalkResult,
+    ir,
+    nodes_in,
+    structural_walk,
+    tirx,
+)
 
 from .computations import Computation, dtype_of, static_shape
 from .tensor_expr import Access, Axis, FusedComputation, LinearIndex, TensorExpr
@@ -114,14 +127,11 @@ def _gathers(indices: Sequence[Expr], computation: Computation, names: Sequence[
 
 def is_gather(indices: Sequence[Expr]) -> bool:
     """Whether an index is itself loaded from a tensor."""
-    loads: list[TensorLoad] = []
-    structural_walk(list(indices), [(TensorLoad, loads.append)], order="pre")
-    return bool(loads)
+    return bool(nodes_in(list(indices), TensorLoad))
 
 
 def _axes_in(node: Expr, computation: Computation, names: Sequence[str]) -> tuple[str, ...]:
-    used: list[Buffer] = []
-    structural_walk(node, [(Var, used.append)], order="pre")
+    used = nodes_in(node, Var)
     return tuple(
         name
         for name, own in zip(names, computation.variables, strict=True)
@@ -201,9 +211,7 @@ def count_flops(value: Expr) -> float:
 @lru_cache(maxsize=1024)
 def count_operations(value: Node) -> int:
     """The size of a value as code: its loads, arithmetic, comparisons, choices, casts and calls, indices included."""
-    found: list[bool] = []
-    structural_walk(value, (_OPERATIONS, lambda _: found.append(True)), order="pre")
-    return len(found)
+    return len(nodes_in(value, _OPERATIONS))
 
 
 _OPERATIONS = (

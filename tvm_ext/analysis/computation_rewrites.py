@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from math import prod
 
-from tvm_ext._tvm import Buffer, Expr, TensorLoad, Var, structural_equal, structural_map, structural_walk, tirx
+from tvm_ext._tvm import Buffer, Expr, TensorLoad, Var, nodes_in, structural_equal, structural_map, tirx
 
 from .computations import Computation, dtype_of, mentions, replace_loads, static_shape, substitute
 from .tensor_expr import AxisKind
@@ -86,14 +86,8 @@ def _is_pair(node: Expr, variable: Var, divisor: int) -> bool:
 
 
 def _divisor(node: Expr, variable: Var) -> int | None:
-    found: list[int] = []
-
-    def visit(pair: Expr) -> None:
-        if pair.a.same_as(variable) and hasattr(pair.b, "value"):
-            found.append(int(pair.b.value))
-
-    structural_walk(node, [(tirx.FloorDiv, visit), (tirx.FloorMod, visit)], order="pre")
-    return found[0] if found else None
+    pairs = nodes_in(node, (tirx.FloorDiv, tirx.FloorMod), "pre")
+    return next((int(pair.b.value) for pair in pairs if pair.a.same_as(variable) and hasattr(pair.b, "value")), None)
 
 
 def fuse_axes(computation: Computation, groups: Sequence[Sequence[int]]) -> Computation:

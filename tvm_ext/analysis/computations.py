@@ -25,10 +25,10 @@ from tvm_ext._tvm import (
     Stmt,
     TensorLoad,
     Var,
+    nodes_in,
     structural_equal,
     structural_hash,
     structural_map,
-    structural_walk,
     tirx,
 )
 from tvm_ext.errors import IllegalRewrite
@@ -76,12 +76,9 @@ class Computation:
     def sources(self) -> list[Buffer]:
         """The distinct buffers that ``value`` reads."""
         found: list[Buffer] = []
-
-        def visit(load: TensorLoad) -> None:
+        for load in nodes_in(self.value, TensorLoad):
             if not any(load.source.same_as(other) for other in found):
                 found.append(load.source)
-
-        structural_walk(self.value, (TensorLoad, visit))
         return found
 
     def loads(self) -> list[TensorLoad]:
@@ -90,14 +87,11 @@ class Computation:
         if found:
             return list(found)
         alike: dict[int, list[TensorLoad]] = {}
-
-        def visit(load: TensorLoad) -> None:
+        for load in nodes_in(self.value, TensorLoad, "pre"):
             others = alike.setdefault(structural_hash(load), [])
             if not any(structural_equal(load, other) for other in others):
                 others.append(load)
                 found.append(load)
-
-        structural_walk(self.value, (TensorLoad, visit), order="pre")
         return list(found)
 
     def writes_at_its_own_axes(self) -> bool:
@@ -138,18 +132,14 @@ def dtype_of(value: Node) -> str:
 
 
 def reads(expression: Expr, buffer: Buffer) -> bool:
-    hit: list[bool] = []
-    structural_walk(expression, (TensorLoad, lambda load: hit.append(True) if load.source.same_as(buffer) else None))
-    return bool(hit)
+    return any(load.source.same_as(buffer) for load in nodes_in(expression, TensorLoad))
 
 
 def mentions(node: Node, *variables: Any) -> bool:
     """Whether any of ``variables`` occurs in ``node``: an expression, a statement or a list of them."""
     if isinstance(node, Var):  # most often; a walk takes twenty times as long
         return any(node.same_as(own) for own in variables)
-    found: list[bool] = []
-    structural_walk(node, (Var, lambda v: found.append(True) if any(v.same_as(own) for own in variables) else None))
-    return bool(found)
+    return any(found.same_as(own) for found in nodes_in(node, Var) for own in variables)
 
 
 def substitute(node: Node, table: Collection[tuple[Any, Expr]]) -> Node:

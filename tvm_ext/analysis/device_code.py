@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm_ext._tvm import Expr, Node, PrimFunc, Var, llvm_get_intrinsic_name, structural_walk, tirx
+from tvm_ext._tvm import Expr, PrimFunc, Var, llvm_get_intrinsic_name, nodes_in, tirx
 from tvm_ext.errors import InputError
 
 
@@ -37,13 +37,10 @@ def pointer_variable(expr: Expr) -> Var:
 def thread_extents(function: PrimFunc) -> dict[str, int]:
     """The launch of a device function: thread tag to extent."""
     found: dict[str, int] = {}
-
-    def visit(node: Node) -> None:
+    for node in nodes_in(function.body, tirx.AttrStmt, "pre"):
         if str(node.attr_key) == "thread_extent":
             tag = str(node.node.thread_tag)
             found[tag] = max(found.get(tag, 1), constant_int(node.value, "the extent of a launch"))
-
-    structural_walk(function.body, [(tirx.AttrStmt, visit)], order="pre")
     return found
 
 

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from tvm_ext._tvm import IF_THEN_ELSE, Buffer, Call, Expr, TensorLoad, Var, structural_equal, structural_walk, tirx
+from tvm_ext._tvm import (
+    IF_THEN_ELSE,
+    Buffer,
+    Call,
+    Expr,
+    For,
+    ForKind,
+    PrimFunc,
+    TensorLoad,
+    Var,
+    nodes_in,
+    structural_equal,
+    tirx,
+)
 
 from .computation_exprs import flat_stride
 from .computations import Computation, reads, static_shape
@@ -17,16 +29,20 @@ def is_in(item: Buffer | Var, items: Sequence[Buffer] | Sequence[Var]) -> bool:
 
 
 def reads_memory(value: Expr) -> bool:
-    found: list[Any] = []
-    structural_walk(value, (TensorLoad, found.append))
-    return bool(found)
+    return bool(nodes_in(value, TensorLoad))
 
 
 def has_call(computation: Computation, *, besides_if_then_else: bool = False) -> bool:
     """Whether the computation's value calls a function, so that computing it twice costs more than storing it."""
-    found: list[Any] = []
-    structural_walk(computation.value, (Call, found.append))
-    return any(not (besides_if_then_else and call.op.same_as(IF_THEN_ELSE)) for call in found)
+    calls = nodes_in(computation.value, Call)
+    return any(not (besides_if_then_else and call.op.same_as(IF_THEN_ELSE)) for call in calls)
+
+
+def is_thread_bound(func: PrimFunc) -> bool:
+    """Whether ``func`` has a loop that is bound to threads or blocks of a GPU."""
+    if any(loop.kind == ForKind.THREAD_BINDING for loop in nodes_in(func.body, For)):
+        return True
+    return any(node.attr_key == "thread_extent" for node in nodes_in(func.body, tirx.AttrStmt))
 
 
 def factors_of(computation: Computation) -> tuple[TensorLoad, TensorLoad] | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from tvm_ext._tvm import CALL_TIR, Call, Expr, GlobalVar, IRModule, RelaxFunction, relax, structural_walk
+from tvm_ext._tvm import CALL_TIR, Call, Expr, GlobalVar, IRModule, RelaxFunction, functions_of, nodes_in, relax
 
 
 def waves_of_calls(mod: IRModule) -> list[list[str]]:
     """The names of functions that ``call_tir`` calls, by how many calls lie before each at most; once for each call."""
     waves: list[list[str]] = []
-    for _, func in mod.functions_items():
-        if isinstance(func, RelaxFunction) and isinstance(func.body, relax.SeqExpr):
+    for func in functions_of(mod, RelaxFunction).values():
+        if isinstance(func.body, relax.SeqExpr):
             waves += _waves_of(func)
     return waves
 
@@ -22,15 +22,9 @@ def _waves_of(func: RelaxFunction) -> list[list[str]]:
     for block in func.body.blocks:
         for binding in block.bindings:
             value = binding.value
-            depth = max((depths.get(variable, 0) for variable in _variables(value)), default=0)
+            depth = max((depths.get(variable, 0) for variable in nodes_in(value, relax.Var)), default=0)
             if isinstance(value, Call) and value.op == CALL_TIR and isinstance(value.args[0], GlobalVar):
                 waves[depth].append(value.args[0].name_hint)
                 depth += 1
             depths[binding.var] = depth
     return list(waves.values())
-
-
-def _variables(value: Expr) -> list[Expr]:
-    found: list[Expr] = []
-    structural_walk(value, (relax.Var, found.append))
-    return found

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import log2, prod
 
-from tvm_ext._tvm import Buffer, Call, structural_walk, tirx
+from tvm_ext._tvm import Buffer, Call, nodes_in, tirx
 from tvm_ext.analysis.computation_exprs import count_flops, flat_stride, is_gather, itemsize_bytes, tensor_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions
 from tvm_ext.analysis.predicates import contiguous_in, is_in
@@ -99,10 +99,8 @@ class RowClock:
 
     def _operations_per_lane(self, computation: Computation) -> int:
         """What is done for each lane by itself: addresses that are no vector's, and calls."""
-        calls: list[Call] = []
-        structural_walk(computation.value, (Call, calls.append))
         by_library = WIDE_LIBRARY_FUNCTIONS if dtype_of(computation.target) == "float64" else LIBRARY_FUNCTIONS
-        called = sum(getattr(call.op, "name", "") in by_library for call in calls)
+        called = sum(getattr(call.op, "name", "") in by_library for call in nodes_in(computation.value, Call))
         if not computation.spatial or computation.is_reduction:
             return LIBRARY_OPERATIONS * called
         last, loads = computation.spatial[-1], computation.loads()
@@ -142,12 +140,10 @@ def operations_per_point(computation: Computation, machine: Machine) -> float:
     kinds: list[str] = []
     lanes = (*computation.spatial[-1:], *computation.reduction[-1:])
 
-    def visit(node: Call | tirx.Div) -> None:
+    for node in nodes_in(computation.value, (Call, tirx.Div)):
         inner = node.b if isinstance(node, tirx.Div) else node
         if mentions(inner, *lanes) and not is_simple_power(node):
             kinds.append("divide" if isinstance(node, tirx.Div) else getattr(node.op, "name", "").removeprefix("tirx."))
-
-    structural_walk(computation.value, [(Call, visit), (tirx.Div, visit)])
     dear = sum(machine.instructions("exp" if kind in LIKE_EXP else kind) for kind in kinds)
     return count_flops(computation.value) + computation.is_reduction + dear
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -149,6 +150,7 @@ def host_target(info: CpuInfo, cores: int) -> cpus.TargetPairs:
     return tuple(sorted(pairs.items()))
 
 
+@functools.lru_cache(maxsize=4)  # a choice: a process runs on one CPU; 31 questions to LLVM take 7 ms
 def _corrections(info: CpuInfo, mcpu: str) -> tuple[str, ...]:
     guess = _tvm.Target({"kind": "llvm", "mcpu": mcpu})
     attributes = []

@@ -37,8 +37,8 @@ from tvm_ext._tvm import (
     TensorLoad,
     ir,
     new_vector_op,
+    nodes_in,
     structural_map,
-    structural_walk,
     target_has_feature,
     tirx,
 )
@@ -71,19 +71,11 @@ def in_bits(func: PrimFunc) -> PrimFunc:
     What stock TVM has scheduled names its buffers in blocks, too, and only gets the conversions.
     """
     body = explicit(func.body)
-    blocks: list[SBlock] = []
-    named: list[Buffer] = []  # by address, which is not followed
-    allocated: list[Buffer] = []
-    structural_walk(
-        body,
-        [
-            (SBlock, blocks.append),
-            (AllocBuffer, lambda statement: allocated.append(statement.buffer)),
-            (Call, lambda call: named.extend(call.args[:1]) if call.op == _BUFFER_DATA else None),
-        ],
-    )
-    if blocks:
+    if nodes_in(body, SBlock):
         return func.with_body(body)
+    # By address, which is not followed.
+    named = [buffer for call in nodes_in(body, Call) if call.op == _BUFFER_DATA for buffer in call.args[:1]]
+    allocated = [statement.buffer for statement in nodes_in(body, AllocBuffer)]
     params = [param for param in func.params if _is_halves(param)]
     own = {buffer: _words_of(buffer) for buffer in (*params, *allocated) if _is_halves(buffer) and buffer not in named}
     body = structural_map(body, _rules_for_bits(own))

@@ -15,12 +15,11 @@ from tvm_ext._tvm import (
     For,
     ForKind,
     IRModule,
-    Node,
     PrimFunc,
     Stmt,
     TensorLoad,
     Var,
-    structural_walk,
+    nodes_in,
     tirx,
 )
 from tvm_ext.analysis.computations import Computation, dtype_of, substitute
@@ -319,14 +318,8 @@ def vector_kind(*values: Expr) -> ForKind:
     Its VectorizeLoop divides a ramp by dividing base and stride, which is not truncated division: ``(1 - 2*v) / 2`` for
     v = 0, 1 is 0, 0 but becomes 0, -1. Average pooling counts its window that way.
     """
-    found: list[bool] = []
-
-    def visit(node: Node) -> None:
-        found.append("float" not in dtype_of(node))
-
-    for value in values:
-        structural_walk(value, [(tirx.Div, visit), (tirx.Mod, visit)], order="pre")
-    return UNROLLED if any(found) else VECTORIZED
+    found = nodes_in(list(values), (tirx.Div, tirx.Mod))
+    return UNROLLED if any("float" not in dtype_of(node) for node in found) else VECTORIZED
 
 
 HALF_TYPES = ("float16", "bfloat16")

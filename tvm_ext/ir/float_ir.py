@@ -8,19 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tvm_ext._tvm import (
-    Buffer,
-    Call,
-    Expr,
-    Node,
-    PrimFunc,
-    TensorLoad,
-    Var,
-    ir,
-    structural_map,
-    structural_walk,
-    tirx,
-)
+from tvm_ext._tvm import Buffer, Call, Expr, Node, PrimFunc, TensorLoad, Var, ir, nodes_in, structural_map, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.predicates import is_in
 
@@ -67,11 +55,8 @@ def with_own_bindings(func: PrimFunc) -> PrimFunc:
 
     Stock TVM's simplifier keeps what a variable was bound to first, and puts a number wherever the variable is read.
     """
-    bound_ones: list[Var] = []
-    structural_walk(func.body, (tirx.Let, lambda binding: bound_ones.append(binding.var)))
-    if len(set(bound_ones)) == len(bound_ones):
-        return func
-    return rename_apart(func)
+    bound_ones = [binding.var for binding in nodes_in(func.body, tirx.Let)]
+    return func if len(set(bound_ones)) == len(bound_ones) else rename_apart(func)
 
 
 def uses_bfloat16(node: Node) -> bool:
@@ -80,15 +65,9 @@ def uses_bfloat16(node: Node) -> bool:
     Stock TVM computes it in float32 (BF16ComputeLegalize), but does not look inside of bindings: what is loaded there
     becomes the number that its bits are as an integer. So nothing that loads it may be bound to a variable.
     """
-    loads: list[TensorLoad] = []
-    bits: list[Expr] = []
-
-    def visit(call: Call) -> None:
-        if any(call.op == op for op in _BITS):
-            bits.append(call.args[0])
-
-    structural_walk(node, [(TensorLoad, loads.append), (Call, visit)])
-    return any(dtype_of(load) == "bfloat16" and not any(load.same_as(own) for own in bits) for load in loads)
+    bits = [call.args[0] for call in nodes_in(node, Call) if any(call.op == op for op in _BITS)]
+    loads = (load for load in nodes_in(node, TensorLoad) if dtype_of(load) == "bfloat16")
+    return any(not any(load.same_as(own) for own in bits) for load in loads)
 
 
 def _without_numbers_of_truth(value: Expr) -> Expr:

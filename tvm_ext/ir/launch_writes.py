@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tvm_ext._tvm import BufferStore, Call, DeclBuffer, Expr, Node, TensorLoad, Var, structural_walk
+from tvm_ext._tvm import BufferStore, Call, DeclBuffer, Expr, Node, TensorLoad, Var, nodes_in
 from tvm_ext.analysis.device_code import called_name, op_name
 from tvm_ext.analysis.launches import DeviceKernel
 
@@ -17,34 +17,24 @@ def written_parameters(kernel: DeviceKernel) -> set[str]:
     sources: dict[int, str] = {hash(p): name for p, name in zip(kernel.function.params, kernel.arguments, strict=False)}
     found: set[str] = set()
 
-    def declared(node: Node) -> None:
-        variables: list[Var] = []
-        structural_walk(node.data, [(Var, variables.append)], order="pre")
-        for variable in variables:
-            if hash(variable) in sources:
-                sources[hash(node.buffer)] = sources[hash(variable)]
-
     def called(node: Node) -> None:
         for position in _storing_arguments(node):
             found.update(sources[hash(v)] for v in _addressed(node.args[position]) if hash(v) in sources)
 
-    structural_walk(kernel.function.body, [(DeclBuffer, declared)], order="pre")
-    structural_walk(
-        kernel.function.body,
-        [
-            (BufferStore, lambda n: found.update({sources[hash(n.buffer)]} if hash(n.buffer) in sources else ())),
-            (Call, called),
-        ],
-        order="pre",
-    )
+    for view in nodes_in(kernel.function.body, DeclBuffer, "pre"):
+        for variable in nodes_in(view.data, Var):
+            if hash(variable) in sources:
+                sources[hash(view.buffer)] = sources[hash(variable)]
+    stored = (hash(store.buffer) for store in nodes_in(kernel.function.body, BufferStore))
+    found.update(sources[buffer] for buffer in stored if buffer in sources)
+    for call in nodes_in(kernel.function.body, Call):
+        called(call)
     return found
 
 
 def _addressed(address: Expr) -> list[Var]:
     """The pointers and buffers that ``address`` is made of."""
-    found: list[Var] = []
-    structural_walk(address, [(Var, found.append), (TensorLoad, lambda node: found.append(node.source))], order="pre")
-    return found
+    return [*nodes_in(address, Var), *(load.source for load in nodes_in(address, TensorLoad))]
 
 
 def _storing_arguments(call: Call) -> Sequence[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from tvm_ext._tvm import Expr, Stmt, StringImm, Var, call_pure_extern, ir, structural_walk, tirx
+from tvm_ext._tvm import Expr, Stmt, StringImm, Var, call_pure_extern, ir, nodes_in, tirx
 from tvm_ext.devices.dot_instructions import BFDOT, BFMMLA, VDPBF16PS
 
 PREFIX = "tvm_ext_llvm_"
@@ -39,8 +39,7 @@ def failed(arguments: Var) -> Expr:
 
 def with_texts(body: Stmt) -> Stmt:
     """``body`` with the text of the functions that it calls; itself where it calls none, or has it."""
-    strings: set[str] = set()
-    structural_walk(body, (StringImm, lambda text: strings.add(str(text.value))))
+    strings = {str(text.value) for text in nodes_in(body, StringImm)}
     names = [name for name in sorted(strings) if name.startswith(PREFIX)]
     texts = [text for text in map(_text, names) if not any(text in held for held in strings)]
     if not texts:

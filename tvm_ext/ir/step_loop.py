@@ -33,9 +33,9 @@ from tvm_ext._tvm import (
     Stmt,
     TensorLoad,
     Var,
+    nodes_in,
     s_tir,
     structural_map,
-    structural_walk,
     tirx,
 )
 from tvm_ext.analysis.computations import dtype_of, mentions, substitute
@@ -65,17 +65,14 @@ def step_loop(step: PrimFunc, plan: StepLoop) -> PrimFunc:
     step = without_blocks(step)
     writer = _States(step, plan) if plan.rows is None else _Rows(step, plan, plan.rows)
     body = writer.body()
-    attributes = {key: step.attrs[key] for key in step.attrs.keys()} if step.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
-    made = PrimFunc(writer.params, body, step.ret_type).with_attrs({**attributes, "s_tir": True})
+    made = PrimFunc(writer.params, body, step.ret_type).with_attrs({**(step.attrs or {}), "s_tir": True})
     with _own_context():
         return rename_apart(made)  # the body may be there twice
 
 
 def without_blocks(func: PrimFunc) -> PrimFunc:
     """``func`` as loops over the buffers that it has; itself where it has no blocks."""
-    found: list[SBlock] = []
-    structural_walk(func.body, (SBlock, found.append))
-    if not found:
+    if not nodes_in(func.body, SBlock):
         return func
     lowering = s_tir.transform
     passes = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tvm_ext._tvm import Buffer, BufferStore, Call, Expr, Stmt, TensorLoad, Var, structural_equal, structural_walk
+from tvm_ext._tvm import Buffer, BufferStore, Call, Expr, Stmt, TensorLoad, Var, nodes_in, structural_equal
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, replace_reads, substitute
 
 from .build_ir import (
@@ -58,10 +58,7 @@ def is_lane_by_lane(*values: Expr) -> bool:
 
     Calls of functions that TVM would vectorise are scalar in CUDA and OpenCL C after all.
     """
-    found: list[bool] = []
-    for value in values:
-        structural_walk(value, (Call, lambda _: found.append(True)), order="pre")
-    return bool(found) or vector_kind(*values) != VECTORIZED
+    return bool(nodes_in(list(values), Call)) or vector_kind(*values) != VECTORIZED
 
 
 def store_lanes(width: int, write: Callable[[Expr], Stmt]) -> Stmt:
@@ -71,14 +68,8 @@ def store_lanes(width: int, write: Callable[[Expr], Stmt]) -> Stmt:
     example, 4 lanes of ``y[4*t + v] = gelu(x[4*t + v])``: 4 floats from x at once into registers, 4 times gelu, one
     store of 4.
     """
-    count = len(_stores(write(index(0))))
-    return sequence(*(_store_one(width, lambda v, n=n: _stores(write(v))[n]) for n in range(count)))  # type: ignore[misc]
-
-
-def _stores(statement: Stmt) -> list[BufferStore]:
-    found: list[BufferStore] = []
-    structural_walk(statement, (BufferStore, found.append), order="pre")
-    return found
+    count = len(nodes_in(write(index(0)), BufferStore))
+    return sequence(*(_store_one(width, lambda v, n=n: nodes_in(write(v), BufferStore)[n]) for n in range(count)))  # type: ignore[misc]
 
 
 def _store_one(width: int, write: Callable[[Expr], Stmt]) -> Stmt:

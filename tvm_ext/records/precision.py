@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .serialise import from_json
+from tvm_ext.records.serialise import record_of
 
 if TYPE_CHECKING:  # where there is TVM's runtime alone, its compiler's names cannot be imported
     from tvm_ext._tvm import IRModule
@@ -28,8 +28,7 @@ def kept_in_float32(mod: IRModule) -> set[int]:
 
 def precision_record(mod: IRModule) -> PrecisionRecord | None:
     """What `PRECISION` says of ``mod``; None where all of it is in the model's types."""
-    text = mod.attrs.get(PRECISION) if mod.attrs else None
-    return None if text is None else from_json(PrecisionRecord, str(text))
+    return record_of(mod, PRECISION, PrecisionRecord)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,12 @@ def from_json(kind: type[T], text: str) -> T:
     return value
 
 
+def record_of(node: Any, name: str, kind: type[T]) -> T | None:
+    """The record in the attribute ``name`` of a function or module, as `to_json` wrote it; None where it has none."""
+    text = node.attrs.get(name) if node.attrs else None
+    return None if text is None else from_json(kind, str(text))
+
+
 @lru_cache(maxsize=256)  # a build asks four times for what was decided about a kernel
 def _read_once(kind: type, text: str) -> object:
     return _build(kind, json.loads(text))

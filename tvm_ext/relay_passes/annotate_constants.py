@@ -6,30 +6,21 @@ from tvm_ext._tvm import (
     CALL_TIR,
     Call,
     Constant,
+    Expr,
     GlobalVar,
     IRModule,
     PassContext,
     PrimFunc,
     copy_module,
     module_pass,
-    relax,
-    structural_walk,
+    nodes_in,
 )
 from tvm_ext.records.choice import CONSTANT_PARAMS
 
 
-def tir_calls(mod: IRModule) -> list[Call]:
-    """Every ``call_tir`` of the module's Relax functions, in program order."""
-    calls: list[Call] = []
-
-    def visit(call: Call) -> None:
-        if call.op == CALL_TIR:
-            calls.append(call)
-
-    for _, func in mod.functions_items():
-        if isinstance(func, relax.Function):
-            structural_walk(func.body, (Call, visit), order="pre")
-    return calls
+def tir_calls(root: IRModule | Expr) -> list[Call]:
+    """Every ``call_tir`` of an expression, or of a module's Relax functions, in program order."""
+    return [call for call in nodes_in(root, Call, "pre") if call.op == CALL_TIR]
 
 
 @module_pass(opt_level=0, name="tvm_ext.AnnotateConstants")

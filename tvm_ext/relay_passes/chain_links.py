@@ -17,7 +17,7 @@ from tvm_ext._tvm import (
     RelaxFunction,
     Var,
     VarBinding,
-    structural_walk,
+    nodes_in,
 )
 from tvm_ext.analysis.products import factors_of
 from tvm_ext.analysis.relax_values import static_shape
@@ -92,13 +92,5 @@ def _callee(value: Expr, mod: IRModule) -> GlobalVar | None:
 
 def readers_of(func: RelaxFunction) -> Counter[Var]:
     """How often each variable is read, by results too."""
-    read: Counter[Var] = Counter()
-
-    def visit(variable: Var) -> None:
-        read[variable] += 1
-
-    for block in func.body.blocks:
-        for binding in block.bindings:
-            structural_walk(binding.value, (Var, visit))
-    structural_walk(func.body.body, (Var, visit))
-    return read
+    values = [binding.value for block in func.body.blocks for binding in block.bindings]
+    return Counter(nodes_in([*values, func.body.body], Var))

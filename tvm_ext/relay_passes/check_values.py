@@ -16,26 +16,12 @@ from typing import Literal
 
 import numpy as np
 
-from tvm_ext._tvm import (
-    Call,
-    Constant,
-    Expr,
-    IRModule,
-    PassContext,
-    PrimFunc,
-    TeTensor,
-    expr_mutator,
-    ir,
-    module_pass,
-    relax,
-    te,
-    tirx,
-)
+from tvm_ext._tvm import Call, Constant, Expr, PrimFunc, TeTensor, ir, relax, te, tirx
 from tvm_ext.analysis.relax_values import operator_name, static_shape
 from tvm_ext.errors import DivisionByZeroError, IndexRangeError
 
 from .node_names import imported_nodes, spoken_name
-from .rewriting import CallRewriter
+from .rewriting import CallRewriter, call_pass
 from .runtime_checks import (
     DIVISIONS,
     SHIFTS,
@@ -64,8 +50,8 @@ _KEEPING = frozenset(("relax.reshape", "relax.squeeze", "relax.expand_dims"))
 """Operators that leave an index as it is."""
 
 
-@module_pass(opt_level=0, name="tvm_ext.CheckValues")
-class CheckValues:
+@call_pass("tvm_ext.CheckValues")
+class CheckValues(CallRewriter):
     """Check or bound every index and every integer divisor that is only known at run time.
 
     Parameters
@@ -79,18 +65,8 @@ class CheckValues:
         for constants that are not allowed, whatever ``bounds`` says.
     """
 
-    def __init__(self, bounds: Bounds = "error") -> None:
-        self.bounds = bounds
-
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        return _Checker(mod, self.bounds).run()
-
-
-@expr_mutator
-class _Checker(CallRewriter):
-    def __init__(self, mod: IRModule, bounds: Bounds) -> None:
-        super().__init__(mod)
-        self.bounds, self.nodes = bounds, imported_nodes(mod)
+    def prepare(self, bounds: Bounds = "error") -> None:
+        self.bounds, self.nodes = bounds, imported_nodes(self.mod)
 
     def _describe(self, expr: Expr) -> str:
         """A tensor for an error: what it is called, its shape and type."""

@@ -11,17 +11,22 @@ import math
 
 import numpy as np
 
-from tvm_ext._tvm import Call, Expr, IRModule, PassContext, expr_mutator, module_pass, relax
+from tvm_ext._tvm import Call, Expr, relax
 from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
 
-from .rewriting import CallRewriter
+from .rewriting import CallRewriter, call_pass
 
 ATTENTIONS = frozenset({"relax.nn.attention", "relax.nn.attention_bias"})
 _CAUSAL = (None, "TopLeft", "BottomRight")
 
 
-@expr_mutator
-class _ExpandAttention(CallRewriter):
+@call_pass("tvm_ext.ExpandAttention")
+class ExpandAttention(CallRewriter):
+    """Rewrite ``nn.attention`` (with a bias or without, with a causal mask or without) as products and a softmax.
+
+    Left alone: windows that slide, shapes known only at run time, types without a lowest number.
+    """
+
     def rewritten(self, call: Call) -> Expr:
         if operator_name(call) not in ATTENTIONS:
             return call
@@ -57,14 +62,3 @@ class _ExpandAttention(CallRewriter):
         seen = np.tril(np.ones((queries, keys), "bool"), abs(queries - keys) if kind == "BottomRight" else 0)
         lowest = relax.const(float(np.finfo(dtype_of(scores)).min), dtype_of(scores))
         return self._named(relax.op.where(relax.const(seen), scores, lowest))
-
-
-@module_pass(opt_level=0, name="tvm_ext.ExpandAttention")
-class ExpandAttention:
-    """Rewrite ``nn.attention`` (with a bias or without, with a causal mask or without) as products and a softmax.
-
-    Left alone: windows that slide, shapes known only at run time, types without a lowest number.
-    """
-
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        return _ExpandAttention(mod).run()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tvm_ext._tvm import Call, Constant, Expr, IRModule, PassContext, expr_mutator, module_pass, relax
+from tvm_ext._tvm import Call, Constant, Expr, relax
 from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
 
-from .rewriting import CallRewriter
+from .rewriting import CallRewriter, call_pass
 
 _BYTES = ("uint8", "int8")
 _ROUNDS = 12582912.0
@@ -18,19 +18,13 @@ _WIDE = 1048576.0
 """2**20: beyond what any zero point brings back to a byte, and far below `_ROUNDS`."""
 
 
-@module_pass(opt_level=0, name="tvm_ext.ExpandQuantised")
-class ExpandQuantised:
+@call_pass("tvm_ext.ExpandQuantised")
+class ExpandQuantised(CallRewriter):
     """Rewrite ``quantize`` of float32 to bytes and ``dequantize`` of bytes to float32.
 
     Stock TVM's forms are one computation each, of which a kernel can neither fuse a part nor leave out a scale of 1.
     """
 
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        return _Arithmetic(mod).run()
-
-
-@expr_mutator
-class _Arithmetic(CallRewriter):
     def rewritten(self, call: Call) -> Expr:
         name = operator_name(call)
         types = (dtype_of(call.args[0]), dtype_of(call)) if name in ("relax.quantize", "relax.dequantize") else ()

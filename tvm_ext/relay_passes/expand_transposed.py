@@ -23,23 +23,13 @@ from math import prod
 
 import numpy as np
 
-from tvm_ext._tvm import (
-    Call,
-    Constant,
-    Expr,
-    IRModule,
-    PassContext,
-    Target,
-    expr_mutator,
-    module_pass,
-    relax,
-)
+from tvm_ext._tvm import Call, Constant, Expr, Target, relax
 from tvm_ext.analysis.relax_values import operator_name, static_shape
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 
 from .layout.weave import PhaseRange, Weave, woven
-from .rewriting import CallRewriter
+from .rewriting import CallRewriter, call_pass
 
 TRANSPOSED = "relax.nn.conv2d_transpose"
 
@@ -100,8 +90,13 @@ def phase_filters(weight: Array, strides: Sequence[int], groups: int, rows: Phas
     return np.ascontiguousarray(ordered.reshape(-1, channels // groups, rows.taps, columns.taps))
 
 
-@expr_mutator
-class _Expand(CallRewriter):
+@call_pass("tvm_ext.ExpandTransposedConvolutions")
+class ExpandTransposedConvolutions(CallRewriter):
+    """Rewrite ``nn.conv2d_transpose`` with a stride and a constant kernel as a convolution of all output phases.
+
+    Left alone: kernels that are not constant, dilation, layouts other than NCHW/IOHW, dynamic shapes.
+    """
+
     def rewritten(self, call: Call) -> Expr:
         if operator_name(call) != TRANSPOSED or not isinstance(call.args[1], Constant):
             return call
@@ -176,14 +171,3 @@ class _Expand(CallRewriter):
 def _is_gpu() -> bool:
     target = Target.current(allow_none=True)
     return target is not None and "gpu" in target.keys
-
-
-@module_pass(opt_level=0, name="tvm_ext.ExpandTransposedConvolutions")
-class ExpandTransposedConvolutions:
-    """Rewrite ``nn.conv2d_transpose`` with a stride and a constant kernel as a convolution of all output phases.
-
-    Left alone: kernels that are not constant, dilation, layouts other than NCHW/IOHW, dynamic shapes.
-    """
-
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        return _Expand(mod).run()

@@ -9,43 +9,20 @@ so that every operator with computations is known without a rule of its own; tho
 
 from __future__ import annotations
 
-from tvm_ext._tvm import (
-    CALL_TIR,
-    Call,
-    Constant,
-    Expr,
-    IRModule,
-    PassContext,
-    Var,
-    expr_mutator,
-    module_pass,
-    relax,
-)
+from tvm_ext._tvm import CALL_TIR, Call, Constant, Expr, Var, relax
 from tvm_ext.errors import IllegalRewrite, LimitPassed
-from tvm_ext.support.limits import with_notes
 
 from .call_values import all_known, folded, is_known
-from .rewriting import CallRewriter
+from .rewriting import CallRewriter, call_pass
 
 
-@module_pass(opt_level=0, name="tvm_ext.FoldCalls")
-class FoldCalls:
+@call_pass("tvm_ext.FoldCalls")
+class FoldCalls(CallRewriter):
     """Replace calls of operators and of unscheduled PrimFuncs on constants by their values, where `limits` allow it.
 
     What cannot be computed here stays a call, whatever the reason: an index outside its axis for example, which
     `CheckValues` reports.
     """
-
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        folder = _Folder(mod)
-        return with_notes(folder.run(), folder.notes)
-
-
-@expr_mutator
-class _Folder(CallRewriter):
-    def __init__(self, mod: IRModule) -> None:
-        super().__init__(mod)
-        self.notes: list[str] = []
 
     def rewritten(self, call: Call) -> Expr:
         arguments = [self._resolved(argument) for argument in call.args]

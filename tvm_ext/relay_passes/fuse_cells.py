@@ -62,8 +62,7 @@ def _primitive(mod: IRModule, func: RelaxFunction) -> PrimFunc:
 class _Calls(CallRewriter):
     """Calls the PrimFuncs in the place of the graph's functions."""
 
-    def __init__(self, mod: IRModule, primitives: Mapping[GlobalVar, PrimFunc]) -> None:
-        super().__init__(mod)
+    def prepare(self, primitives: Mapping[GlobalVar, PrimFunc]) -> None:
         self.primitives = primitives
         self.new: dict[GlobalVar, GlobalVar] = {}
 

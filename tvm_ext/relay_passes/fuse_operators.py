@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from tvm_ext._tvm import (
-    IRModule,
-    PassContext,
-    RelaxFunction,
-    Sequential,
-    copy_module,
-    module_pass,
-    relax,
-    structural_walk,
-)
+from tvm_ext._tvm import IRModule, PassContext, RelaxFunction, Sequential, copy_module, module_pass, nodes_in, relax
 from tvm_ext.records.choice import TABLE
 from tvm_ext.support.limits import limits, with_notes
 
@@ -33,11 +24,7 @@ class FuseOperators:
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         mod = copy_module(mod)
-        bound: list[bool] = []
-        for _, function in mod.functions_items():
-            if isinstance(function, relax.Function):
-                structural_walk(function.body, (relax.MatchCast, lambda _: bound.append(True)))
-        if bound:
+        if nodes_in(mod, relax.MatchCast):
             return mod
         for gv, function in mod.functions_items():
             if function.attrs and TABLE in function.attrs:

@@ -6,46 +6,25 @@ import math
 
 import numpy as np
 
-from tvm_ext._tvm import (
-    BufferStore,
-    Expr,
-    IRModule,
-    PassContext,
-    PrimFunc,
-    SBlock,
-    copy_module,
-    module_pass,
-    structural_map,
-    structural_walk,
-    tirx,
-)
+from tvm_ext._tvm import Expr, IRModule, PassContext, PrimFunc, SBlock, nodes_in, prim_func_pass, structural_map, tirx
 from tvm_ext.analysis.computations import dtype_of
 
 
-@module_pass(opt_level=0, name="tvm_ext.InfiniteIdentities")
+@prim_func_pass(opt_level=0, name="tvm_ext.InfiniteIdentities")
 class InfiniteIdentities:
     """Let maxima start at -inf and minima at inf, with the padding of max pools, not at the extreme finite numbers.
 
     Must run before operators are fused: a model's own constant of -3.4e38, an attention mask's say, stays what it is.
     """
 
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        result = copy_module(mod)
-        for gv, func in mod.functions_items():
-            if isinstance(func, PrimFunc):
-                result[gv] = _from_infinity(func)
-        return result
+    def transform_function(self, func: PrimFunc, _mod: IRModule, _ctx: PassContext) -> PrimFunc:
+        return _from_infinity(func)
 
 
 def _from_infinity(func: PrimFunc) -> PrimFunc:
-    starts: list[BufferStore] = []
-
-    def visit(block: SBlock) -> None:
-        if block.init is not None:
-            structural_walk(block.init, (tirx.FloatImm, lambda value: starts.append(_infinity(value))))
-
-    structural_walk(func.body, (SBlock, visit))
-    infinities = {value.value for value in starts if value is not None}
+    starts = [block.init for block in nodes_in(func.body, SBlock) if block.init is not None]
+    found = map(_infinity, nodes_in(starts, tirx.FloatImm))
+    infinities = {value.value for value in found if value is not None}
     if not infinities:
         return func
 

@@ -12,18 +12,7 @@ from math import prod
 import ml_dtypes
 import numpy as np
 
-from tvm_ext._tvm import (
-    Call,
-    Constant,
-    Expr,
-    IRModule,
-    PassContext,
-    TeTensor,
-    expr_mutator,
-    module_pass,
-    relax,
-    te,
-)
+from tvm_ext._tvm import Call, Constant, Expr, IRModule, TeTensor, relax, te
 from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
 from tvm_ext.devices.dot_instructions import has_features
 from tvm_ext.devices.hal import DeviceSpec
@@ -33,7 +22,7 @@ from tvm_ext.support.arrays import Array
 
 from .composites import OwnTime
 from .narrowed_time import alone, not_faster
-from .rewriting import CallRewriter
+from .rewriting import CallRewriter, call_pass
 
 MOST_ROWS = 4
 """Products of more rows take as long as their arithmetic, which widening adds to."""
@@ -42,29 +31,21 @@ LEAST_BYTES = 1 << 18
 """Of weights: what is smaller lies in a core's own caches."""
 
 
-@module_pass(opt_level=0, name="tvm_ext.KeepHalves")
-class KeepHalves:
+@call_pass("tvm_ext.KeepHalves")
+class KeepHalves(CallRewriter):
     """Rewrite float32 ``matmul`` of up to `MOST_ROWS` rows by constants of 16-bit values, where ``own_time`` says that
     reading half the bytes is faster on ``device``, a CPU. They are left in module attribute `PRECISION`.
     """
 
-    def __init__(self, device: DeviceSpec, own_time: OwnTime) -> None:
-        self.device, self.own_time = device, own_time
-
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        rewriter = _Widened(mod, self.device, self.own_time)
-        result = relax.transform.DeadCodeElimination()(rewriter.run())
-        record = PrecisionRecord(products=tuple(rewriter.products))
-        return result.with_attr(PRECISION, to_json(record)) if rewriter.products else result
-
-
-@expr_mutator
-class _Widened(CallRewriter):
-    def __init__(self, mod: IRModule, device: DeviceSpec, own_time: OwnTime) -> None:
-        super().__init__(mod)
+    def prepare(self, device: DeviceSpec, own_time: OwnTime) -> None:
         self.types, self.own_time = _widened_types(device), own_time
         self.faster: dict[tuple[object, ...], bool] = {}
         self.products: list[NarrowedProduct] = []
+
+    def run(self) -> IRModule:
+        result = relax.transform.DeadCodeElimination()(super().run())
+        record = PrecisionRecord(products=tuple(self.products))
+        return result.with_attr(PRECISION, to_json(record)) if self.products else result
 
     def rewritten(self, call: Call) -> Expr:
         if operator_name(call) != "relax.matmul" or {dtype_of(value) for value in (call, *call.args)} != {"float32"}:

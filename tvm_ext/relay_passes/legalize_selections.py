@@ -7,41 +7,20 @@ from __future__ import annotations
 
 from math import prod
 
-from tvm_ext._tvm import (
-    BlockBuilder,
-    Call,
-    Constant,
-    Expr,
-    IRModule,
-    PassContext,
-    TeTensor,
-    Var,
-    expr_mutator,
-    module_pass,
-    relax,
-    te,
-    tirx,
-    topi,
-)
+from tvm_ext._tvm import BlockBuilder, Call, Constant, Expr, TeTensor, Var, relax, te, tirx, topi
 from tvm_ext.analysis.relax_values import operator_name, static_shape
 from tvm_ext.ir.build_ir import INDEX_DTYPE, split_index
 from tvm_ext.ir.compaction import compact
 from tvm_ext.ir.radix_sort import SORTED, unique
 from tvm_ext.records.selection import COMPACTION, SUPPRESSION, UNIQUE
 
-from .rewriting import CallRewriter
+from .rewriting import CallRewriter, call_pass
 
 
-@module_pass(opt_level=0, name="tvm_ext.LegalizeSelections")
-class LegalizeSelections:
+@call_pass("tvm_ext.LegalizeSelections")
+class LegalizeSelections(CallRewriter):
     """Selections from tensors of known shapes as two functions, the first of them marked; CPUs only."""
 
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        return _Selections(mod).run()
-
-
-@expr_mutator
-class _Selections(CallRewriter):
     def rewritten(self, call: Call) -> Expr:
         name = operator_name(call)
         if name == "relax.nonzero":

@@ -16,8 +16,8 @@ from tvm_ext._tvm import (
     Var,
     VarBinding,
     relax,
-    structural_walk,
 )
+from tvm_ext.relay_passes.annotate_constants import tir_calls
 
 
 def retargeted(call: Call, callee: GlobalVar, arguments: Sequence[Expr]) -> Call:
@@ -69,14 +69,7 @@ def fused_function(mod: IRModule, func: RelaxFunction) -> PrimFunc:
 
 
 def _called_functions(mod: IRModule, func: RelaxFunction) -> dict[GlobalVar, PrimFunc]:
-    called: dict[GlobalVar, PrimFunc] = {}
-
-    def visit(call: Call) -> None:
-        if call.op == CALL_TIR:
-            called[call.args[0]] = mod[call.args[0]]
-
-    structural_walk(func.body, (Call, visit), order="pre")
-    return called
+    return {call.args[0]: mod[call.args[0]] for call in tir_calls(func.body)}
 
 
 def _write(
@@ -105,7 +98,5 @@ def _calls(builder: BlockBuilder, bindings: Sequence[VarBinding], known: dict[Ex
 
 
 def _only_call(func: RelaxFunction) -> Call:
-    calls: list[Call] = []
-    structural_walk(func.body, (Call, lambda call: calls.append(call) if call.op == CALL_TIR else None), order="pre")
-    assert len(calls) == 1
-    return calls[0]
+    (call,) = tir_calls(func.body)
+    return call

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tvm_ext._tvm import CALL_TIR, Call, Expr, GlobalVar, IRModule, PassContext, expr_mutator, module_pass
+from tvm_ext._tvm import CALL_TIR, Call, Expr, GlobalVar, IRModule
 
 from .merge_operators import retargeted
-from .rewriting import CallRewriter
+from .rewriting import CallRewriter, call_pass
 
 VARIANT = "tvm_ext.variant"
 """PrimFunc attribute: the variant of a model that the function belongs to."""
 
 
-@expr_mutator
-class _Namer(CallRewriter):
-    def __init__(self, mod: IRModule, variant: str) -> None:
-        super().__init__(mod)
+@call_pass("tvm_ext.NameKernels")
+class NameKernels(CallRewriter):
+    """Append ``variant`` to the names of all functions that are called as kernels; before they are constructed."""
+
+    def prepare(self, variant: str) -> None:
         self.variant = variant
-        self.renamed: dict[GlobalVar, GlobalVar] = {}
 
     def rewritten(self, call: Call) -> Expr:
         if call.op != CALL_TIR:
@@ -28,21 +28,6 @@ class _Namer(CallRewriter):
             func = self.mod[old].with_attr(VARIANT, self.variant)  # the builder would merge it with the old one
             self.renamed[old] = self.builder_.add_func(func, f"{old.name_hint}_{self.variant}")
         return retargeted(call, self.renamed[old], list(call.args[1].fields))
-
-
-@module_pass(opt_level=0, name="tvm_ext.NameKernels")
-class NameKernels:
-    """Append ``variant`` to the names of all functions that are called as kernels; before they are constructed."""
-
-    def __init__(self, variant: str) -> None:
-        self.variant = variant
-
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        namer = _Namer(mod, self.variant)
-        result = namer.run()
-        for old in namer.renamed:
-            del result[old]
-        return result
 
 
 def merged(variants: Mapping[str, IRModule]) -> IRModule:

@@ -24,17 +24,11 @@ from tvm_ext._tvm import (
     copy_module,
     expr_mutator,
     module_pass,
+    nodes_in,
     relax,
-    structural_walk,
 )
 from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
-from tvm_ext.devices.dot_instructions import (
-    DOT_INSTRUCTIONS,
-    WIDENED,
-    DotInstruction,
-    dot_instruction,
-    has_row,
-)
+from tvm_ext.devices.dot_instructions import DOT_INSTRUCTIONS, WIDENED, DotInstruction, dot_instruction, has_row
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import OptionError
 from tvm_ext.options import BuildOptions
@@ -96,16 +90,9 @@ class RequireQuantised:
     """For ``precision="int8"``: raise OptionError where no product of the module adds up integers."""
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        sums: list[Call] = []
-
-        def visit(call: Call) -> None:
-            if operator_name(call) in (_MATMUL, _CONV) and dtype_of(call) == "int32":
-                sums.append(call)
-
-        for _, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                structural_walk(func.body, (Call, visit))
-        if sums or any(func.attrs and ROUNDED in func.attrs for _, func in mod.functions_items()):
+        products = [call for call in nodes_in(mod, Call) if operator_name(call) in (_MATMUL, _CONV)]
+        has_sums = any(dtype_of(call) == "int32" for call in products)
+        if has_sums or any(func.attrs and ROUNDED in func.attrs for _, func in mod.functions_items()):
             return copy_module(mod)
         raise OptionError(
             "option 'precision' is 'int8', and the model has no quantised products.",
@@ -135,11 +122,10 @@ class NarrowFloats:
 
 @expr_mutator
 class _RoundedOperands(CallRewriter):
-    def __init__(self, mod: IRModule, group: int, lanes: int, judge: ProductJudge) -> None:
-        super().__init__(mod)
+    def prepare(self, group: int, lanes: int, judge: ProductJudge) -> None:
         self.group, self.lanes, self.judge = group, lanes, judge
-        self.kept = kept_in_float32(mod)
-        found = precision_record(mod)
+        self.kept = kept_in_float32(self.mod)
+        found = precision_record(self.mod)
         self.products = [*found.products] if found is not None else []
         self.rounded: dict[Expr, Expr] = {}  # by value, inside one block: the same as bfloat16
 

@@ -16,28 +16,14 @@ from math import prod
 
 import numpy as np
 
-from tvm_ext._tvm import (
-    Call,
-    Constant,
-    Expr,
-    IRModule,
-    PassContext,
-    TeTensor,
-    Var,
-    copy_module,
-    expr_mutator,
-    module_pass,
-    relax,
-    te,
-    tirx,
-)
+from tvm_ext._tvm import Call, Constant, Expr, IRModule, TeTensor, Var, copy_module, relax, te, tirx
 from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
-from tvm_ext.devices.dot_instructions import TILE_INSTRUCTIONS, DotInstruction, dot_instruction, whole_depth
+from tvm_ext.devices.dot_instructions import TILE_INSTRUCTIONS, dot_instruction, whole_depth
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 
-from .rewriting import CallRewriter
+from .rewriting import CallRewriter, call_pass
 
 _MATMUL, _CONV = "relax.matmul", "relax.nn.conv2d"
 FEW_CHANNELS = 16
@@ -60,31 +46,26 @@ class _Shifted:
     zero: int | Expr
 
 
-@module_pass(opt_level=0, name="tvm_ext.NarrowProducts")
-class NarrowProducts:
+@call_pass("tvm_ext.NarrowProducts")
+class NarrowProducts(CallRewriter):
     """Rewrite int32 products and convolutions of widened bytes by constants, where ``device`` has an instruction.
 
     Depthwise convolutions, which have no reduction over channels, are computed in float32 where that is exact: what
     fills blocks of channels by its blocked form, from bytes, the others here.
     """
 
-    def __init__(self, device: DeviceSpec) -> None:
+    def prepare(self, device: DeviceSpec) -> None:
         types = ("uint8", "int8", "int32")
-        self.row, self.tiles = dot_instruction(device, *types), dot_instruction(device, *types, TILE_INSTRUCTIONS)
-        self.lanes = device.teu_lanes
+        row, tiles = dot_instruction(device, *types), dot_instruction(device, *types, TILE_INSTRUCTIONS)
+        self.tiles, self.lanes, self.is_served = tiles, device.teu_lanes, row is not None
+        if row is not None:
+            self.row = row
 
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        if self.row is None:
-            return copy_module(mod)
+    def run(self) -> IRModule:
+        if not self.is_served:
+            return copy_module(self.mod)
         # Layouts are decided by who reads what: widened operands that nobody reads go.
-        return relax.transform.DeadCodeElimination()(_Narrowing(mod, self.row, self.tiles, self.lanes).run())
-
-
-@expr_mutator
-class _Narrowing(CallRewriter):
-    def __init__(self, mod: IRModule, row: DotInstruction, tiles: DotInstruction | None, lanes: int) -> None:
-        super().__init__(mod)
-        self.row, self.tiles, self.lanes = row, tiles, lanes
+        return relax.transform.DeadCodeElimination()(super().run())
 
     def rewritten(self, call: Call) -> Expr:
         name = operator_name(call)

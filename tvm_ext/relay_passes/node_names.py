@@ -27,7 +27,7 @@ from tvm_ext._tvm import (
     relax,
 )
 from tvm_ext.records.nodes import NODES, CallSite, ImportedGraph, ImportedNode
-from tvm_ext.records.serialise import from_json
+from tvm_ext.records.serialise import record_of
 
 _LABEL = re.compile(r"n(\d+)_\d*")
 
@@ -50,8 +50,8 @@ def kept_label(variable: Var, otherwise: str) -> str:
 
 def imported_nodes(mod: IRModule) -> tuple[ImportedNode, ...]:
     """The nodes of the model that the import noted; none of a module from elsewhere."""
-    text = mod.attrs.get(NODES) if mod.attrs else None
-    return () if text is None else from_json(ImportedGraph, str(text)).nodes
+    graph = record_of(mod, NODES, ImportedGraph)
+    return () if graph is None else graph.nodes
 
 
 def spoken_name(nodes: Sequence[ImportedNode], name: str) -> str:

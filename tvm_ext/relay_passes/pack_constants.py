@@ -4,19 +4,7 @@ from __future__ import annotations
 
 import operator
 
-from tvm_ext._tvm import (
-    CALL_TIR,
-    Call,
-    Constant,
-    Expr,
-    GlobalVar,
-    IRModule,
-    PassContext,
-    PrimFunc,
-    expr_mutator,
-    module_pass,
-    relax,
-)
+from tvm_ext._tvm import CALL_TIR, Call, Constant, Expr, GlobalVar, PrimFunc, relax
 from tvm_ext.records.choice import CHOICE, ConstantPack, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.arrays import pack
@@ -24,7 +12,7 @@ from tvm_ext.support.shared_constants import shared
 from tvm_ext.support.tensors import array_over, tensor_over
 
 from .merge_operators import retargeted
-from .rewriting import CallRewriter
+from .rewriting import CallRewriter, call_pass
 
 PACKED = "tvm_ext.packed"
 """PrimFunc attribute of a kernel whose constants are packed; it keeps the builder from merging it with the old one."""
@@ -37,18 +25,18 @@ def called_as(name: str, kernel: PrimFunc) -> tuple[str, PrimFunc]:
     return f"{name}_packed", kernel.with_attr(PACKED, True)
 
 
-@expr_mutator
-class _Repack(CallRewriter):
-    def __init__(self, mod: IRModule) -> None:
-        super().__init__(mod)
+@call_pass("tvm_ext.PackConstants")
+class PackConstants(CallRewriter):
+    """Replace the constant arguments of calls whose `KernelChoice` says so; run once, after `ConstructKernels`."""
+
+    def prepare(self) -> None:
         self.choices = {
             gv: choice
-            for gv, func in mod.functions_items()
+            for gv, func in self.mod.functions_items()
             if func.attrs
             and CHOICE in func.attrs
             and (choice := from_json(KernelChoice, str(func.attrs[CHOICE]))).packs
         }
-        self.renamed: dict[GlobalVar, GlobalVar] = {}
         self.done: dict[tuple[Expr, ConstantPack], Expr] = {}
 
     def rewritten(self, call: Call) -> Expr:
@@ -85,15 +73,3 @@ def _shared(argument: Expr) -> Expr:
         return argument
     known = shared(argument.value)
     return argument if known.same_as(argument.value) else relax.const(known)
-
-
-@module_pass(opt_level=0, name="tvm_ext.PackConstants")
-class PackConstants:
-    """Replace the constant arguments of calls whose `KernelChoice` says so; run once, after `ConstructKernels`."""
-
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        packer = _Repack(mod)
-        result = packer.run()
-        for old in packer.renamed:
-            del result[old]
-        return result

@@ -2,39 +2,77 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from tvm_ext._tvm import (
     Call,
     DataflowBlock,
     Expr,
+    GlobalVar,
     IRModule,
+    Pass,
+    PassContext,
     PyExprMutator,
     RelaxFunction,
     Var,
     VarBinding,
+    expr_mutator,
+    functions_of,
+    module_pass,
     relax,
 )
+from tvm_ext.support.limits import with_notes
 
 
 class CallRewriter(PyExprMutator):  # type: ignore[misc]
-    """Rewrites the calls of all Relax functions, operands first: `rewritten` says what takes the place of one."""
+    """Rewrites the calls of all Relax functions, operands first: `rewritten` says what takes the place of one.
 
-    def __init__(self, mod: IRModule) -> None:
-        super().__init__(mod)
-        self.mod = mod
+    It is made of the module and what `prepare` takes; passes (`call_pass`) get the module when they run.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(arguments[0])
+        self.mod: IRModule = arguments[0]
+        self.notes: list[str] = []
+        self.renamed: dict[GlobalVar, GlobalVar] = {}  # old functions, which go, to those in their places
+        self.prepare(*arguments[1:], **options)
+
+    def prepare(self, *arguments: Any, **options: Any) -> None:
+        """Keep what is needed of the arguments; nothing here."""
 
     def run(self) -> IRModule:
-        for gv, func in self.mod.functions_items():
-            if isinstance(func, relax.Function):
-                self.builder_.update_func(gv, self.visit_expr(func))
-        return self.builder_.get()
+        for gv, func in functions_of(self.mod, RelaxFunction).items():
+            self.builder_.update_func(gv, self.visit_expr(func))
+        result = self.builder_.get()
+        for old in self.renamed:
+            del result[old]
+        return with_notes(result, self.notes)
 
     def visit_call_(self, call: Call) -> Expr:
         return self.rewritten(self.visit_expr_post_order(call))
 
     def rewritten(self, call: Call) -> Expr:
         raise NotImplementedError
+
+
+def call_pass(name: str) -> Callable[[type[CallRewriter]], Callable[..., Pass]]:
+    """Of a `CallRewriter`, what makes the pass ``name`` by the arguments of `prepare`."""
+
+    def decorated(kind: type[CallRewriter]) -> Callable[..., Pass]:
+        rewriter = expr_mutator(kind)
+
+        @functools.wraps(kind, updated=())
+        def made(*arguments: Any, **options: Any) -> Pass:
+            def run(mod: IRModule, _ctx: PassContext) -> IRModule:
+                return rewriter(mod, *arguments, **options).run()
+
+            return module_pass(run, opt_level=0, name=name)
+
+        return made
+
+    return decorated
 
 
 def with_blocks(func: RelaxFunction, blocks: Sequence[relax.BindingBlock]) -> RelaxFunction:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tvm_ext._tvm import Expr, Var, VarBinding, relax, structural_walk
+from tvm_ext._tvm import Expr, Var, VarBinding, nodes_in, relax
 
 
 @dataclass(slots=True)
@@ -48,13 +48,7 @@ def layers_of(bindings: Sequence[VarBinding], may_schedule: Callable[[VarBinding
 
 def variables_of(value: Expr) -> list[Var]:
     """The variables that ``value`` reads, each once; of a function's parameters and loop variables nothing is known."""
-    found: dict[Var, None] = {}
-
-    def visit(variable: Var) -> None:
-        found.setdefault(variable)
-
-    structural_walk(value, (Var, visit))
-    return list(found)
+    return list(dict.fromkeys(nodes_in(value, Var)))
 
 
 def users_of(bindings: Iterable[VarBinding]) -> dict[Var, list[VarBinding]]:

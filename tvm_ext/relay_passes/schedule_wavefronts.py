@@ -23,16 +23,16 @@ from tvm_ext._tvm import (
     GlobalVar,
     IRModule,
     PassContext,
-    PrimFunc,
     RelaxFunction,
     Type,
     Var,
     VarBinding,
     copy_module,
+    functions_of,
     ir,
     module_pass,
+    nodes_in,
     relax,
-    structural_walk,
     tirx,
 )
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
@@ -97,8 +97,8 @@ class ScheduleWavefronts:
         times = self.known(workloads) if self.known is not None else None
         build = _Build(self.device, self.mode, self.policy, splits_of(mod), times)
         result = copy_module(mod)
-        for gv, func in mod.functions_items():
-            if isinstance(func, RelaxFunction) and isinstance(func.body, relax.SeqExpr):
+        for gv, func in functions_of(mod, RelaxFunction).items():
+            if isinstance(func.body, relax.SeqExpr):
                 result[gv] = _ScheduledFunction(build, func, gv.name_hint).rewritten()
         codes = [function for plan in build.plans for function in _functions_of(plan)]
         used = {name: workloads[name] for name in codes if name in workloads}
@@ -116,10 +116,9 @@ class ScheduleWavefronts:
 
 def splits_of(mod: IRModule) -> dict[str, RTaskSplit]:
     """What `SplitRTasks` said of each kernel, by name."""
-    kernels = ((gv.name_hint, func) for gv, func in mod.functions_items() if isinstance(func, PrimFunc))
     return {
-        name: serialise.from_json(RTaskSplit, str(func.attrs[RTASKS]))
-        for name, func in kernels
+        gv.name_hint: serialise.from_json(RTaskSplit, str(func.attrs[RTASKS]))
+        for gv, func in functions_of(mod).items()
         if func.attrs and RTASKS in func.attrs
     }
 
@@ -132,24 +131,16 @@ def _functions_of(plan: SchedulePlan) -> list[str]:
 
 def _workloads_of(mod: IRModule, device: DeviceSpec) -> dict[str, MeasuredWorkload]:
     """The key of each rKernel, by name."""
-    kernels = ((gv.name_hint, func) for gv, func in mod.functions_items() if isinstance(func, PrimFunc))
+    kernels = ((gv.name_hint, func) for gv, func in functions_of(mod).items())
     return {name: rtask_workload(func, device) for name, func in kernels if func.attrs and RKERNEL in func.attrs}
 
 
 def _without_unused(mod: IRModule, wanted: set[str]) -> IRModule:
     """``mod`` without kernels that nobody calls, and rKernels that no schedule names."""
-    called: set[str] = set()
-
-    def visit(call: Call) -> None:
-        for item in (call.op, *call.args):
-            if isinstance(item, GlobalVar):
-                called.add(item.name_hint)
-
-    for _, func in mod.functions_items():
-        if isinstance(func, RelaxFunction):
-            structural_walk(func.body, (Call, visit))
-    for gv, func in list(mod.functions_items()):
-        attributes = func.attrs if isinstance(func, PrimFunc) and func.attrs else {}
+    items = [item for call in nodes_in(mod, Call) for item in (call.op, *call.args)]
+    called = {item.name_hint for item in items if isinstance(item, GlobalVar)}
+    for gv, func in functions_of(mod).items():
+        attributes = func.attrs or {}
         unused = RTASKS in attributes and gv.name_hint not in called
         if unused or (RKERNEL in attributes and gv.name_hint not in wanted):
             del mod[gv]

@@ -11,21 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import (
-    CALL_TIR,
-    Call,
-    Expr,
-    IRModule,
-    PassContext,
-    Type,
-    expr_mutator,
-    ir,
-    module_pass,
-    relax,
-    tirx,
-)
+from tvm_ext._tvm import CALL_TIR, Call, Expr, Type, ir, relax, tirx
 
-from .rewriting import CallRewriter
+from .rewriting import CallRewriter, call_pass
 
 _PRODUCTS = frozenset(
     [
@@ -58,16 +46,10 @@ _UPDATES = frozenset(["relax.scatter_elements", "relax.scatter_nd", "relax.index
 """Operators that give their first operand back where their third one has no elements."""
 
 
-@module_pass(opt_level=0, name="tvm_ext.SettleEmptyTensors")
-class SettleEmptyTensors:
+@call_pass("tvm_ext.SettleEmptyTensors")
+class SettleEmptyTensors(CallRewriter):
     """Replace results without elements, reductions and products of nothing, and splits that have an empty part."""
 
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        return _Settler(mod).run()
-
-
-@expr_mutator
-class _Settler(CallRewriter):
     def rewritten(self, call: Call) -> Expr:
         if not isinstance(call.op, ir.Op) or not call.op.get_attr("FPurity"):
             return call

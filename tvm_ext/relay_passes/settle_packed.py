@@ -8,19 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tvm_ext._tvm import (
-    CALL_TIR,
-    OPAQUE,
-    Call,
-    Constant,
-    Expr,
-    GlobalVar,
-    IRModule,
-    PassContext,
-    expr_mutator,
-    module_pass,
-    relax,
-)
+from tvm_ext._tvm import CALL_TIR, OPAQUE, Call, Constant, Expr, GlobalVar, relax
 from tvm_ext.analysis.relax_values import static_shape
 from tvm_ext.cost.packed_products import rounds_blocks
 from tvm_ext.devices.hal import DeviceSpec
@@ -28,33 +16,24 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.packed import ACCURACY, MIDDLE, ROUNDED, ROUNDED_LEVEL
 from tvm_ext.support.arrays import Array
 
-from .rewriting import CallRewriter
+from .rewriting import CallRewriter, call_pass
 
 MOST_PACKED_ROWS = 4
 """On a Zen 5 four rows take 0.47 to 0.77 of their time in float32, eight rows 1.1 to 1.2 times as long."""
 
 
-@module_pass(opt_level=0, name="tvm_ext.SettlePackedProducts")
-class SettlePackedProducts:
+@call_pass("tvm_ext.SettlePackedProducts")
+class SettlePackedProducts(CallRewriter):
     """Mark functions with attribute `ACCURACY` as `ROUNDED`, or replace calls of more than `MOST_PACKED_ROWS`.
 
     Rounded are those whose accuracy level asks for it, and those that ask for nothing with ``precision="int8"``, where
     ``device`` has an instruction; without a device none is. What has weights that are no constants stays as it is.
     """
 
-    def __init__(self, device: DeviceSpec | None, options: BuildOptions) -> None:
+    def prepare(self, device: DeviceSpec | None, options: BuildOptions) -> None:
         has_kernels = device is not None and device.kind == "cpu" and options.enable_roller is not False
-        self.device = device if has_kernels else None
-        self.levels = {ROUNDED_LEVEL, 0} if options.precision == "int8" else {ROUNDED_LEVEL}
-
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        return _Settled(mod, self.device, self.levels).run()
-
-
-@expr_mutator
-class _Settled(CallRewriter):
-    def __init__(self, mod: IRModule, device: DeviceSpec | None, levels: set[int]) -> None:
-        super().__init__(mod)
+        levels = {ROUNDED_LEVEL, 0} if options.precision == "int8" else {ROUNDED_LEVEL}
+        device = device if has_kernels else None
         self.device, self.levels = device, levels
         self.rounded: dict[GlobalVar, GlobalVar] = {}
 

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvm_ext._tvm import (
-    OPAQUE,
-    Call,
-    Expr,
-    IRModule,
-    PassContext,
-    expr_mutator,
-    module_pass,
-    relax,
-    topi,
-)
+from tvm_ext._tvm import OPAQUE, Call, Expr, relax, topi
 from tvm_ext.analysis.relax_values import operator_name
-from tvm_ext.support.limits import limits, with_notes
+from tvm_ext.support.limits import limits
 
-from .rewriting import CallRewriter
+from .rewriting import CallRewriter, call_pass
 
 
-@expr_mutator
-class _Split(CallRewriter):
-    def __init__(self, mod: IRModule) -> None:
-        super().__init__(mod)
-        self.notes: list[str] = []
+@call_pass("tvm_ext.SplitConcatenations")
+class SplitConcatenations(CallRewriter):
+    """Join more tensors than `limits` allow at once in several steps.
+
+    Each step is a copy more instead of a condition more for each element and operand.
+    """
 
     def rewritten(self, call: Call) -> Expr:
         if operator_name(call) != "relax.concat" or not isinstance(call.args[0], relax.Tuple):
@@ -52,15 +43,3 @@ class _Split(CallRewriter):
             primfunc_name_hint="concatenate",
             primfunc_attrs={"op_pattern": OPAQUE},
         )
-
-
-@module_pass(opt_level=0, name="tvm_ext.SplitConcatenations")
-class SplitConcatenations:
-    """Join more tensors than `limits` allow at once in several steps.
-
-    Each step is a copy more instead of a condition more for each element and operand.
-    """
-
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        split = _Split(mod)
-        return with_notes(split.run(), split.notes)

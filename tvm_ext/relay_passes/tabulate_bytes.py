@@ -23,6 +23,7 @@ from tvm_ext._tvm import (
     Var,
     VarBinding,
     expr_mutator,
+    functions_of,
     module_pass,
     relax,
     te,
@@ -72,11 +73,10 @@ class TabulateBytes:
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         found, again = {}, {}
-        for _, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                chains = _Chains(mod, func, self)
-                found.update(chains.tables())
-                again.update(chains.cheap())
+        for func in functions_of(mod, RelaxFunction).values():
+            chains = _Chains(mod, func, self)
+            found.update(chains.tables())
+            again.update(chains.cheap())
         return relax.transform.DeadCodeElimination()(_Tables(mod, found, again).run()) if found or again else mod
 
     def operations(self, call: Call) -> float:
@@ -163,8 +163,7 @@ def _is_bytes(value: Expr) -> bool:
 
 @expr_mutator
 class _Tables(CallRewriter):
-    def __init__(self, mod: IRModule, found: Mapping[Var, tuple[Var, Array]], again: Mapping[Var, Call]) -> None:
-        super().__init__(mod)
+    def prepare(self, found: Mapping[Var, tuple[Var, Array]], again: Mapping[Var, Call]) -> None:
         self.found, self.again = found, again
 
     def visit_call_(self, call: Call) -> Expr:

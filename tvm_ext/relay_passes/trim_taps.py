@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tvm_ext._tvm import Call, Constant, Expr, IRModule, PassContext, expr_mutator, module_pass, relax
+from tvm_ext._tvm import Call, Constant, Expr, relax
 from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
 from tvm_ext.analysis.window import WindowAxis
 
-from .rewriting import CallRewriter
+from .rewriting import CallRewriter, call_pass
 
 CONVOLUTIONS = {
     "relax.nn.conv1d": (relax.op.nn.conv1d, "NCW", "OIW"),
@@ -49,8 +49,14 @@ def padding_after(axis: WindowAxis) -> int:
     return max(0, axis.span - axis.size - axis.before)
 
 
-@expr_mutator
-class _Trim(CallRewriter):
+@call_pass("tvm_ext.TrimTaps")
+class TrimTaps(CallRewriter):
+    """Rewrite ``nn.conv1d``, ``conv2d`` and ``conv3d`` whose outermost taps meet nothing but padding.
+
+    A weight that is no number has no effect in a tap that is left out. Left alone: layouts other than NCHW/OIHW,
+    dynamic shapes.
+    """
+
     def rewritten(self, call: Call) -> Expr:
         make, *layouts = CONVOLUTIONS.get(operator_name(call) or "", (None,))
         data, weight = call.args if make is not None else (None, None)
@@ -103,15 +109,3 @@ def _without(weight: Expr, first: Sequence[int], taps: Sequence[int]) -> Expr:
         kept = weight.value.numpy()[own]
         return relax.const(kept.copy(), str(kept.dtype))
     return relax.op.strided_slice(weight, axes=list(range(2, 2 + len(taps))), begin=list(first), end=end)
-
-
-@module_pass(opt_level=0, name="tvm_ext.TrimTaps")
-class TrimTaps:
-    """Rewrite ``nn.conv1d``, ``conv2d`` and ``conv3d`` whose outermost taps meet nothing but padding.
-
-    A weight that is no number has no effect in a tap that is left out. Left alone: layouts other than NCHW/OIHW,
-    dynamic shapes.
-    """
-
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        return _Trim(mod).run()

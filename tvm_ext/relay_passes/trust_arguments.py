@@ -18,13 +18,15 @@ from tvm_ext._tvm import (
     IRModule,
     PassContext,
     PrimFunc,
+    RelaxFunction,
     Var,
     VarBinding,
     copy_module,
+    functions_of,
     ir,
     module_pass,
+    nodes_in,
     relax,
-    structural_walk,
 )
 from tvm_ext.records.choice import TRUSTED_ARGUMENTS
 from tvm_ext.support.kernel_cache import params_of
@@ -39,9 +41,8 @@ class TrustArguments:
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         uses: Counter[GlobalVar] = Counter()
         trusted: Counter[GlobalVar] = Counter()
-        for _, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                _count(func, uses, trusted)
+        for func in functions_of(mod, RelaxFunction).values():
+            _count(func, uses, trusted)
         result = copy_module(mod)
         for callee, count in trusted.items():
             func = mod[callee]
@@ -53,18 +54,13 @@ class TrustArguments:
 def _count(func: relax.Function, uses: Counter[GlobalVar], trusted: Counter[GlobalVar]) -> None:
     """Count how often ``func`` names each function, and how often it calls one with nothing but tensors of its own."""
     own: set[Var] = set()
-
-    def bind(binding: VarBinding) -> None:
+    for binding in nodes_in(func.body, VarBinding, "pre"):
         value = binding.value
         if _is_own(value, own):
             own.add(binding.var)
         if isinstance(value, Call) and value.op == CALL_TIR and all(_is_own(arg, own) for arg in value.args[1].fields):
             trusted[value.args[0]] += 1
-
-    def use(variable: GlobalVar) -> None:
-        uses[variable] += 1
-
-    structural_walk(func.body, [(VarBinding, bind), (GlobalVar, use)], order="pre")
+    uses.update(nodes_in(func.body, GlobalVar))
 
 
 def _is_own(value: Expr, own: set[Var]) -> bool:

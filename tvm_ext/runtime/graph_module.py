@@ -49,7 +49,59 @@ class TensorSpec:
         )
 
 
-class GraphModule:
+class InputSetter:
+    """What modules have in common whose ``inputs`` stay set between runs, for one thread at a time."""
+
+    inputs: tuple[TensorSpec, ...]
+    _values: dict[str, Any]
+    _one_thread: OneThread
+
+    def get_num_inputs(self) -> int:
+        return len(self.inputs)
+
+    def set_input(self, key: str | int | None = None, value: Any = None, **inputs: Any) -> None:
+        """Set one input by name or index, or several by keyword; NumPy arrays are copied, tensors of the device kept.
+
+        Values are NumPy arrays, TVM tensors, anything with ``__dlpack__``, or nested lists. NaN is legal.
+
+        Raises
+        ------
+        InputError
+            for an unknown name (with the nearest known ones), or a shape or dtype other than the input's.
+        """
+        given: dict[str | int, Any] = {}
+        given.update(inputs)
+        if key is not None:
+            given[key] = value
+        with self._one_thread:
+            self._set(given)
+
+    def _set(self, given: Mapping[Any, Any]) -> None:
+        raise NotImplementedError
+
+    def has_input(self, key: str | int) -> bool:
+        """Whether input ``key`` has a value."""
+        return self._spec(key).name in self._values
+
+    def _spec(self, key: str | int) -> TensorSpec:
+        if isinstance(key, str):
+            return find_spec(self.inputs, key)
+        if 0 <= key < len(self.inputs):
+            return self.inputs[key]
+        raise InputError(f"there is no input {key}.", f"the model has {len(self.inputs)} input(s), counted from 0")
+
+    def arguments(self) -> list[Any]:
+        """The values that are set, in the order of the inputs; raises InputError naming those that are not."""
+        missing = [item for item in self.inputs if item.name not in self._values]
+        if missing:
+            raise InputError(
+                "input(s) without a value: " + "; ".join(map(str, missing)) + ".",
+                "set them with set_input(name, value) or run(name=value)",
+            )
+        return [self._values[item.name] for item in self.inputs]
+
+
+class GraphModule(InputSetter):
     """A library on one device, with inputs that stay set between runs, for one thread at a time.
 
     Threads that work side by side take one each: they share code and constants. Calls of one GraphModule that overlap,
@@ -92,9 +144,6 @@ class GraphModule:
             self._machine = self._library.vm(self.device)
         return self._machine
 
-    def get_num_inputs(self) -> int:
-        return len(self.inputs)
-
     def get_num_outputs(self) -> int:
         """Number of outputs, tuples flattened; needs a `run` before."""
         return len(self._results())
@@ -102,23 +151,6 @@ class GraphModule:
     def get_input_info(self) -> tuple[dict[str, tuple[Dimension, ...] | None], dict[str, str]]:
         """Shapes and dtypes of the inputs, each by name."""
         return {item.name: item.shape for item in self.inputs}, {item.name: item.dtype for item in self.inputs}
-
-    def set_input(self, key: str | int | None = None, value: Any = None, **inputs: Any) -> None:
-        """Set one input by name or index, or several by keyword; NumPy arrays are copied, tensors of the device kept.
-
-        Values are NumPy arrays, TVM tensors, anything with ``__dlpack__``, or nested lists. NaN is legal.
-
-        Raises
-        ------
-        InputError
-            for an unknown name (with the nearest known ones), or a shape or dtype other than the input's.
-        """
-        given: dict[str | int, Any] = {}
-        given.update(inputs)
-        if key is not None:
-            given[key] = value
-        with self._one_thread:
-            self._set(given)
 
     def _set(self, given: Mapping[Any, Any]) -> None:
         # All are checked before any is kept: a failed call changes nothing.
@@ -132,10 +164,6 @@ class GraphModule:
         self._arguments = None
         for name in checked:
             self._turns.has_set(name)
-
-    def has_input(self, key: str | int) -> bool:
-        """Whether input ``key`` has a value."""
-        return self._spec(key).name in self._values
 
     def get_input(self, key: str | int) -> tvm.runtime.Tensor:
         """The value last set for an input; raises InputError where none was."""
@@ -205,21 +233,7 @@ class GraphModule:
             return timer(*self.arguments())
 
     def _spec(self, key: str | int) -> TensorSpec:
-        if isinstance(key, int):
-            if 0 <= key < len(self.inputs):
-                return self.inputs[key]
-            raise InputError(f"there is no input {key}.", f"the model has {len(self.inputs)} input(s), counted from 0")
-        return self._specs.get(key) or find_spec(self.inputs, key)
-
-    def arguments(self) -> list[Tensor]:
-        """The values that are set, in the order of the inputs; raises InputError naming those that are not."""
-        missing = [item for item in self.inputs if item.name not in self._values]
-        if missing:
-            raise InputError(
-                "input(s) without a value: " + "; ".join(map(str, missing)) + ".",
-                "set them with set_input(name, value) or run(name=value)",
-            )
-        return [self._values[item.name] for item in self.inputs]
+        return (self._specs.get(key) if isinstance(key, str) else None) or super()._spec(key)
 
     def _results(self) -> list[Tensor]:
         if self._result is None:

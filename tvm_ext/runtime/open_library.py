@@ -17,7 +17,7 @@ from tvm_ext.support.arrays import Array, aligned_empty
 
 from .batches import cut, join
 from .export import export_again, export_executable
-from .graph_module import GraphModule, TensorSpec, find_spec
+from .graph_module import GraphModule, InputSetter, TensorSpec
 from .library import ExportParts, Library, Signature, load_module, metadata_of
 from .machine import OneThread, ThreadSafeMachine, Turns
 from .open_signature import OpenReport, OpenSignature, parts_of, variant_of
@@ -131,7 +131,7 @@ def load(path: str | Path) -> Library | OpenLibrary:
     return Library(module, serialise.from_json(Signature, metadata), file)
 
 
-class OpenModule:
+class OpenModule(InputSetter):
     """A library with open dimensions on one device, for one thread at a time: `GraphModule` for any size.
 
     A size that no variant has runs in parts, one after the other, the last one padded. Threads that work side by side
@@ -149,33 +149,16 @@ class OpenModule:
         self._given: GraphModule | None = None  # what has the present values as its inputs
         self._one_thread, self._turns = OneThread(), Turns()
 
-    def set_input(self, key: str | int | None = None, value: Any = None, **inputs: Any) -> None:
-        """Set one input by name or index, or several by keyword; they are copied.
-
-        Raises InputError for an unknown name, and for a rank, dtype or fixed extent other than the input's.
-        """
-        given: dict[str | int, Any] = {}
-        given.update(inputs)
-        if key is not None:
-            given[key] = value
-        with self._one_thread:
-            self._set(given)
-
     def _set(self, given: Mapping[Any, Any]) -> None:
         checked = {}
         for key, value in given.items():
-            spec = self.inputs[key] if isinstance(key, int) else find_spec(self.inputs, key)
+            spec = self._spec(key)
             checked[spec.name] = _copied(spec, value)
         if checked:
             self._values.update(checked)
             self._given = None
         for name in checked:
             self._turns.has_set(name)
-
-    def has_input(self, key: str | int) -> bool:
-        """Whether input ``key`` has a value."""
-        spec = self.inputs[key] if isinstance(key, int) else find_spec(self.inputs, key)
-        return spec.name in self._values
 
     def run(self, **inputs: Any) -> None:
         """Run once, after setting ``inputs``.
@@ -185,12 +168,7 @@ class OpenModule:
         with self._one_thread:
             self._set(inputs)
             self._turns.check_inputs()
-            missing = [spec for spec in self.inputs if spec.name not in self._values]
-            if missing:
-                raise InputError(
-                    "input(s) without a value: " + "; ".join(map(str, missing)) + ".",
-                    "set them with set_input(name, value) or run(name=value)",
-                )
+            self.arguments()
             sizes = self._sizes()
             parts = self._library.parts(sizes)
             if parts == [sizes]:
@@ -218,9 +196,10 @@ class OpenModule:
             (place, own) for place, own in enumerate(self._library.dimensions) if own.axes is not None
         )
         assert dimension.axes is not None
-        values = [self._values[spec.name] for spec in self.inputs]
         results = []
-        for part, own in zip(parts, cut(values, dimension.axes, [part[place] for part in parts]), strict=True):
+        for part, own in zip(
+            parts, cut(self.arguments(), dimension.axes, [part[place] for part in parts]), strict=True
+        ):
             module = self._module(part)
             module.run(**{spec.name: value for spec, value in zip(self.inputs, own, strict=True)})
             results.append([np.from_dlpack(module.get_output(at)) for at in range(module.get_num_outputs())])
@@ -231,9 +210,6 @@ class OpenModule:
         if sizes not in self._modules:
             self._modules[sizes] = GraphModule(self._library.variant(*sizes), self.device)
         return self._modules[sizes]
-
-    def get_num_inputs(self) -> int:
-        return len(self.inputs)
 
     def get_num_outputs(self) -> int:
         return len(self._library.outputs)

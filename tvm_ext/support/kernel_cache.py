@@ -243,8 +243,8 @@ def seal(func: PrimFunc, entry: CachedKernel, key: str, attributes: Mapping[str,
     """
     params = [tirx.decl_buffer(param.shape, param.dtype, param.name, data_alignment=1) for param in entry.record.params]
     body = tirx.Evaluate(tirx.call_extern("int32", f"tvm_ext_sealed_{key}"))
-    kept = {name: func.attrs[name] for name in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
-    return PrimFunc(params, body, func.ret_type).with_attrs({**kept, **attributes, KERNEL_KEY: key, SEALED: True})
+    kept = {**(func.attrs or {}), **attributes, KERNEL_KEY: key, SEALED: True}
+    return PrimFunc(params, body, func.ret_type).with_attrs(kept)
 
 
 def build_context(*parts: str) -> str:

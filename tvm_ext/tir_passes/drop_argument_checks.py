@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext._tvm import IRModule, PassContext, PrimFunc, copy_module, module_pass, structural_mutate, tirx
+from tvm_ext._tvm import IRModule, PassContext, PrimFunc, prim_func_pass, structural_mutate, tirx
 from tvm_ext.records.choice import TRUSTED_ARGUMENTS
 
 _KERNEL = "compute_scope"
 """What stock MakePackedAPI puts around a kernel's own body, whose assertions stay: indices, divisors, guards."""
 
 
-@module_pass(opt_level=0, name="tvm_ext.DropArgumentChecks")
+@prim_func_pass(opt_level=0, name="tvm_ext.DropArgumentChecks")
 class DropArgumentChecks:
     """Behind stock TVM's pipeline: of functions with `TRUSTED_ARGUMENTS`, drop the assertions before their body."""
 
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        result = copy_module(mod)
-        for gv, func in mod.functions_items():
-            if isinstance(func, PrimFunc) and func.attrs and TRUSTED_ARGUMENTS in func.attrs:
-                result[gv] = func.with_body(structural_mutate(func.body, _RULES))
-        return result
+    def transform_function(self, func: PrimFunc, _mod: IRModule, _ctx: PassContext) -> PrimFunc:
+        trusted = func.attrs and TRUSTED_ARGUMENTS in func.attrs
+        return func.with_body(structural_mutate(func.body, _RULES)) if trusted else func
 
 
 def _enter(statement: tirx.AttrStmt, mutator: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import prod
 
-from tvm_ext._tvm import AllocBuffer, IRModule, PassContext, PrimFunc, copy_module, module_pass, structural_map, tirx
+from tvm_ext._tvm import AllocBuffer, IRModule, PassContext, PrimFunc, prim_func_pass, structural_map, tirx
 
 KEPT = "disable_lower_builtin"
 """Annotation of an allocation that stock TVM leaves to LLVM. Its StorageRewrite, which comes before, drops it."""
@@ -19,21 +19,14 @@ STACK_BYTES = 4096
 """The largest buffer that is kept: ample for all registers of a processor. A thread's stack has megabytes."""
 
 
-@module_pass(opt_level=0, name="tvm_ext.KeepOnStack")
+@prim_func_pass(opt_level=0, name="tvm_ext.KeepOnStack")
 class KeepOnStack:
     """Behind stock TVM's pipeline, before what ends it: mark the small local buffers of every function for a CPU."""
 
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        result = copy_module(mod)
-        for gv, func in mod.functions_items():
-            if isinstance(func, PrimFunc) and _is_for_cpu(func):
-                result[gv] = func.with_body(structural_map(func.body, (AllocBuffer, _kept)))
-        return result
-
-
-def _is_for_cpu(func: PrimFunc) -> bool:
-    target = func.attrs.get("target") if func.attrs else None
-    return target is not None and str(target.kind.name) == "llvm"
+    def transform_function(self, func: PrimFunc, _mod: IRModule, _ctx: PassContext) -> PrimFunc:
+        target = func.attrs.get("target") if func.attrs else None
+        is_for_cpu = target is not None and str(target.kind.name) == "llvm"
+        return func.with_body(structural_map(func.body, (AllocBuffer, _kept))) if is_for_cpu else func
 
 
 def _kept(statement: AllocBuffer) -> AllocBuffer:

@@ -25,7 +25,7 @@ from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.merged import UNIT_BYTES
 from tvm_ext.records.rtask_split import RKERNEL, RTaskSplit, RTaskStep
 from tvm_ext.records.rtasks import Need
-from tvm_ext.records.serialise import from_json
+from tvm_ext.records.serialise import record_of
 
 from .emit.gpu_merged.relocate import check_movable, need_of
 from .plan.rkernels import RKernels, check_parameters, with_splits
@@ -49,7 +49,7 @@ def split_launches(func: PrimFunc, name: str, device: DeviceSpec, kernels: RKern
     """The launches of ``func``, whose rKernels are added to ``kernels``; or why they are none of rTasks."""
     count = len(func.params)
     try:
-        if _choice(func) is None:
+        if record_of(func, CHOICE, KernelChoice) is None:
             raise IllegalRewrite("a kernel that stock TVM brings scheduled")
         check_parameters(func)
         launches = _lowered(func)
@@ -105,20 +105,15 @@ def _step(launch: DeviceKernel, name: str, func: PrimFunc, device: DeviceSpec, k
 
 
 def _registers(func: PrimFunc, device: DeviceSpec) -> int:
-    choice = _choice(func)
+    choice = record_of(func, CHOICE, KernelChoice)
     planned = [plan.register_count for plan in choice.gpu] if choice is not None else []
     most = max(planned, default=unplanned_registers(device))
     return min(most, max_thread_registers(device))  # what is planned beyond, the compiler moves to memory
 
 
-def _choice(func: PrimFunc) -> KernelChoice | None:
-    text = func.attrs.get(CHOICE) if func.attrs else None
-    return None if text is None else from_json(KernelChoice, str(text))
-
-
 def _seconds(func: PrimFunc, device: DeviceSpec) -> float:
     """The predicted time without the launch; of stock TVM's kernels, that of moving their tensors once."""
-    choice, launch_s = _choice(func), Machine(device).launch_s
+    choice, launch_s = record_of(func, CHOICE, KernelChoice), Machine(device).launch_s
     if choice is not None and choice.expected_s is not None:
         return max(choice.expected_s - launch_s, shortest_s(device))
     if choice is not None and choice.program is not None:
@@ -128,7 +123,7 @@ def _seconds(func: PrimFunc, device: DeviceSpec) -> float:
 
 def _busy_seconds(func: PrimFunc, device: DeviceSpec) -> float:
     """How long the busiest resource of the device works for ``func``, by the model of its main launch."""
-    choice = _choice(func)
+    choice = record_of(func, CHOICE, KernelChoice)
     if choice is None or choice.program is None:
         return _moving_seconds(func, device)
     return choice.program.work_s() / device.unit_count

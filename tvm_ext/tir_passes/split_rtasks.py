@@ -28,7 +28,6 @@ from tvm_ext._tvm import (
     For,
     ForKind,
     IRModule,
-    Node,
     PassContext,
     PrimFunc,
     Stmt,
@@ -36,18 +35,18 @@ from tvm_ext._tvm import (
     has_effects,
     ir,
     module_pass,
+    nodes_in,
     structural_map,
-    structural_walk,
     tirx,
 )
 from tvm_ext.analysis.computation_exprs import count_operations, itemsize_bytes
-from tvm_ext.analysis.computations import dtype_of, substitute
+from tvm_ext.analysis.computations import dtype_of, mentions, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import STACK_BYTES, sequence
 from tvm_ext.records.choice import CHOICE, FLUSHES_DENORMALS, KernelChoice
 from tvm_ext.records.rtask_split import RKERNEL, RTaskSplit, RTaskStep
-from tvm_ext.records.serialise import from_json
+from tvm_ext.records.serialise import record_of
 from tvm_ext.support.kernel_cache import SEALED
 
 from .pipelining.loops import accesses_of, children_of, has_blocks, integer, op_name, to_loops
@@ -95,8 +94,7 @@ def split_rtasks(func: PrimFunc, name: str, device: DeviceSpec, kernels: RKernel
 
 def _core_seconds(func: PrimFunc, device: DeviceSpec) -> float | None:
     """The model's time of ``func`` on one core, without starting its threads; None where it has none."""
-    text = func.attrs.get(CHOICE) if func.attrs else None
-    choice = None if text is None else from_json(KernelChoice, str(text))
+    choice = record_of(func, CHOICE, KernelChoice)
     if choice is None:
         return None
     if choice.expected_s is not None:
@@ -115,20 +113,12 @@ def _check(func: PrimFunc) -> None:
 
 def _effects(body: Stmt) -> list[str]:
     """What ``body`` does beside computing values."""
-    found: list[str] = []
-
-    def visit(call: Call) -> None:
+    found = ["it checks values at run time, and its error stops the run"] * bool(nodes_in(body, tirx.AssertStmt))
+    found += ["it loops until a condition holds"] * bool(nodes_in(body, tirx.While))
+    for call in nodes_in(body, Call):
         name = op_name(call)
         if not name or (name not in _HARMLESS and has_effects(call.op)):
             found.append(f"it calls {name or call.op}, of which nothing is known")
-
-    def check(_: Stmt) -> None:
-        found.append("it checks values at run time, and its error stops the run")
-
-    def repeat(_: Stmt) -> None:
-        found.append("it loops until a condition holds")
-
-    structural_walk(body, [(tirx.AssertStmt, check), (tirx.While, repeat), (Call, visit)])
     return found
 
 
@@ -312,20 +302,9 @@ def _needed(preamble: Sequence[Stmt], body: Stmt) -> list[Stmt]:
     kept: list[Stmt] = []
     for statement in reversed(preamble):
         name = statement.buffer if isinstance(statement, DeclBuffer) else statement.var
-        if any(_uses(user, name) for user in (body, *kept)):
+        if mentions([body, *kept], name):
             kept.insert(0, statement)
     return kept
-
-
-def _uses(node: Node, name: Var) -> bool:
-    found: list[bool] = []
-
-    def visit(variable: Var) -> None:
-        if variable.same_as(name):
-            found.append(True)
-
-    structural_walk(node, (Var, visit))
-    return bool(found)
 
 
 def _size(buffer: Buffer) -> int:

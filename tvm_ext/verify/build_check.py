@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import Expr, IRModule, PassContext, PrimFunc, Target, structural_equal, structural_hash
+from tvm_ext._tvm import Expr, IRModule, PassContext, PrimFunc, Target, functions_of, structural_equal, structural_hash
 from tvm_ext.analysis.launches import ASYNC_COPY, DeviceKernel, is_merged
+from tvm_ext.analysis.predicates import is_thread_bound
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError, VerificationError
 from tvm_ext.records.choice import CHOICE, KernelChoice
@@ -23,7 +24,6 @@ from tvm_ext.records.merged import MERGED, MergedKernel
 from tvm_ext.records.serialise import from_json
 
 from . import simt
-from .threads_as_loops import is_thread_bound
 from .verification import OutputError, cpu_reference, errors_of, random_inputs_of
 
 WHOLE_THREADS = 32_768
@@ -213,9 +213,7 @@ def distinct_kernels(module: IRModule) -> dict[str, PrimFunc]:
     """The PrimFuncs of ``module`` by name, of those that are alike the first."""
     found: dict[str, PrimFunc] = {}
     seen: dict[int, list[PrimFunc]] = {}
-    for variable, function in module.functions_items():
-        if not isinstance(function, PrimFunc):
-            continue
+    for variable, function in functions_of(module).items():
         bare = function.with_attrs({CHOICE: "", "global_symbol": ""})
         alike = seen.setdefault(structural_hash(bare), [])
         if not any(structural_equal(bare, other) for other in alike):

@@ -42,6 +42,7 @@ from tvm_ext._tvm import (
     TensorLoad,
     Var,
     ir,
+    nodes_in,
     structural_map,
     structural_walk,
     tirx,
@@ -92,8 +93,7 @@ def run_threads_as_loops(func: PrimFunc, inputs: Sequence[Array]) -> list[Array]
 
 
 def _refuse_exchanges(func: PrimFunc) -> None:
-    names: list[str] = []
-    structural_walk(func.body, (Call, lambda call: names.append(str(getattr(call.op, "name", "")))))
+    names = [str(getattr(call.op, "name", "")) for call in nodes_in(func.body, Call)]
     met = sorted({name for name in names if any(part in name for part in _EXCHANGES)} - {"tirx.tvm_storage_sync"})
     if met:
         raise IllegalRewrite(f"its threads meet in {', '.join(met)}, which loops cannot run one thread after another")
@@ -119,8 +119,7 @@ def _with_repeated_copies(statement: Stmt, threads: tuple[Stmt, ...]) -> Stmt:
 
 def _needs_others(statement: Stmt, stored: Sequence[Buffer], read: Sequence[Buffer]) -> bool:
     """Whether it does more than fill shared memory from parameters: reads it, or keeps or uses a thread's registers."""
-    allocated: list[Buffer] = []
-    structural_walk(statement, (AllocBuffer, lambda node: allocated.append(node.buffer)))
+    allocated = [node.buffer for node in nodes_in(statement, AllocBuffer)]
     kept = [b for b in stored if not _is_shared(b) and not is_in(b, allocated) and not _only_here(b, statement)]
     taken = [b for b in read if b.ty.storage_scope == "local" and not is_in(b, stored)]
     return bool(kept) or bool(taken) or any(_is_shared(buffer) for buffer in read)
@@ -133,15 +132,12 @@ def _only_here(buffer: Buffer, statement: Stmt) -> bool:
     """
     if buffer.ty.storage_scope != "local":
         return False
-    order: list[str] = []
-
-    def store(node: BufferStore) -> None:
-        reads: list[bool] = []
-        structural_walk(node.value, (TensorLoad, lambda load: reads.append(load.source.same_as(buffer))))
-        order.extend(["read"] * any(reads) + ["write"] * bool(node.buffer.same_as(buffer)))
-
-    structural_walk(statement, (BufferStore, store), order="pre")
-    return order[:1] == ["write"]
+    for node in nodes_in(statement, BufferStore, "pre"):
+        if any(load.source.same_as(buffer) for load in nodes_in(node.value, TensorLoad)):
+            return False
+        if node.buffer.same_as(buffer):
+            return True
+    return False
 
 
 def _for_all(threads: Sequence[Stmt], statement: Stmt) -> Stmt:
@@ -209,27 +205,13 @@ def _is_shared(buffer: Buffer) -> bool:
 
 def _in_plain_memory(body: Stmt) -> Stmt:
     """``body`` with every shared or local buffer in the CPU's memory, which has no such scopes."""
-    table: list[tuple[Buffer, Buffer]] = []
-
-    def note(node: Node) -> None:
-        buffer = node.buffer
-        if str(buffer.ty.storage_scope) != "global":
-            plain = tirx.decl_buffer(
-                list(buffer.ty.shape), buffer.ty.dtype, buffer.name, data_alignment=buffer.ty.data_alignment
-            )
-            table.append((buffer, plain))
-
-    structural_walk(body, (AllocBuffer, note))
-    return substitute(body, table)
+    buffers = [node.buffer for node in nodes_in(body, AllocBuffer)]
+    return substitute(body, [(own, _plain(own)) for own in buffers if str(own.ty.storage_scope) != "global"])
 
 
-def is_thread_bound(func: PrimFunc) -> bool:
-    """Whether ``func`` has a loop that is bound to threads or blocks of a GPU."""
-    found: list[bool] = []
-    if isinstance(func, PrimFunc):
-        structural_walk(func.body, (For, lambda loop: found.append(loop.kind == ForKind.THREAD_BINDING)))
-        structural_walk(func.body, (tirx.AttrStmt, lambda node: found.append(node.attr_key == "thread_extent")))
-    return any(found)
+def _plain(buffer: Buffer) -> Buffer:
+    kind = buffer.ty
+    return tirx.decl_buffer(list(kind.shape), kind.dtype, buffer.name, data_alignment=kind.data_alignment)
 
 
 def poison(shape: Sequence[int], dtype: str) -> Array:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from tvm.script import from_source
 
-from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, structural_walk, tirx
+from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, nodes_in, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.launches import DeviceKernel, GlobalTensor
 from tvm_ext.devices.device_db import TargetLike, device_for_target, lookup
@@ -162,11 +162,8 @@ class CpuReference:
     @property
     def types(self) -> frozenset[str]:
         """The dtypes that the operator rounds to: of its arithmetic and casts, not of what it only reads or moves."""
-        found: set[str] = set()
-        kinds = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Cast, Call)
-        rules = [(kind, lambda node: found.add("" if _is_choice(node) else dtype_of(node))) for kind in kinds]
-        structural_walk(self.operator.body, rules)
-        return frozenset(found & TOLERANCES.keys())
+        found = nodes_in(self.operator.body, (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Cast, Call))
+        return frozenset({dtype_of(node) for node in found if not _is_choice(node)} & TOLERANCES.keys())
 
 
 def _is_choice(node: Expr) -> bool:

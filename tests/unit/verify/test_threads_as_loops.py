@@ -10,8 +10,9 @@ from tvm import ir, tirx
 
 from tests.unit.verify.small_gpu_kernels import reversed_rows, row_sums, shared_matmul, two_launches
 from tvm_ext._tvm import Call
+from tvm_ext.analysis.predicates import is_thread_bound
 from tvm_ext.errors import IllegalRewrite, InputError
-from tvm_ext.verify.threads_as_loops import is_thread_bound, run_threads_as_loops, threads_as_loops
+from tvm_ext.verify.threads_as_loops import run_threads_as_loops, threads_as_loops
 
 
 def test_a_tile_of_shared_memory_is_filled_before_any_thread_reads_it(rng: np.random.Generator) -> None:

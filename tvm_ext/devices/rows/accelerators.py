@@ -34,17 +34,18 @@ CHIP_BENCHMARKER = "chanzhennan/ChipBenchmarker, measured"
 SHARED_ARITHMETIC = "units x 32 banks x 4 bytes x boost clock"
 AS_V100 = f"{PAPER} gives 96 for V100 and K80; taken over (the hardware limit is 255)"
 MATRIX_BUDGET = f"{ARTIFACT_A100}: accumulators and fragments of a warp's 64 x 64 are 160, addresses some 40 more"
-# What no table says: each number with the source that the facts of the rows give.
-LAUNCH = "assumed: from one kernel of a stream to the next that waits for it; of the order of 1 to 5 us everywhere"
-LAUNCH_US = 2.0
-DISPATCH = "assumed: a read of the schedule from the L2 cache, which the rTask before it hides in part"
-DISPATCH_NS = 200.0
-HANDOFF = "assumed: a release to the L2 cache and polls of it, some three of its latencies, and a barrier of the block"
-HANDOFF_NS = 700.0
-LEAST_KERNEL = "assumed: reads of memory one behind the other, and their use"
-LEAST_KERNEL_US = 1.5
-UNPLANNED = "assumed of kernels that stock TVM scheduled: what leaves a unit of 2048 threads 65536 registers"
-UNPLANNED_REGISTERS = 32
+# What no table says.
+GPU_FACTS = (
+    fact("launch_overhead_us", 2.0, "us", "assumed: from one kernel of a stream to the next that waits for it; of the "
+         "order of 1 to 5 us everywhere"),
+    fact("dispatch_ns", 200.0, "ns", "assumed: a read of the schedule from the L2 cache, which the rTask before "
+         "it hides in part"),
+    fact("handoff_ns", 700.0, "ns", "assumed: a release to the L2 cache and polls of it, some three of its latencies, "
+         "and a barrier of the block"),
+    fact("least_kernel_us", 1.5, "us", "assumed: reads of memory one behind the other, and their use"),
+    fact("unplanned_registers", 32, "32-bit registers per thread", "assumed of kernels that stock TVM scheduled: what "
+         "leaves a unit of 2048 threads 65536 registers"),
+)  # fmt: skip
 
 GPU_LAYERS = (
     LayerText(description="registers of a thread", scope="teu"),
@@ -80,11 +81,7 @@ def _cuda(
         fact("register_limit", 96, "32-bit registers per thread", PAPER if in_paper else AS_V100),
         fact("register_limit", 255, "32-bit registers per thread", CUDA_GUIDE, used=False),
         fact("register_bytes", 4, "bytes", CUDA_GUIDE),
-        fact("launch_overhead_us", LAUNCH_US, "us", LAUNCH),
-        fact("dispatch_ns", DISPATCH_NS, "ns", DISPATCH),
-        fact("handoff_ns", HANDOFF_NS, "ns", HANDOFF),
-        fact("least_kernel_us", LEAST_KERNEL_US, "us", LEAST_KERNEL),
-        fact("unplanned_registers", UNPLANNED_REGISTERS, "32-bit registers per thread", UNPLANNED),
+        *GPU_FACTS,
         fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
         fact("layers.L1.transaction_bytes", 32 * bank_bytes, "bytes", f"32 banks x {bank_bytes} bytes; {ARTIFACT}"),
         fact("layers.L1.bank_count", 32, "banks", f"{PAPER}; {CUDA_GUIDE}"),

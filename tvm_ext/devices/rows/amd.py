@@ -4,24 +4,7 @@ from __future__ import annotations
 
 from ..device_facts import LayerText, fact, spec_from_facts
 from ..hal import DeviceSpec, Fact
-from .accelerators import (
-    ARTIFACT,
-    DISPATCH,
-    DISPATCH_NS,
-    GPU_LAYERS,
-    HANDOFF,
-    HANDOFF_NS,
-    LAUNCH,
-    LAUNCH_US,
-    LEAST_KERNEL,
-    LEAST_KERNEL_US,
-    MATRIX_BUDGET,
-    PAPER,
-    SHARED_ARITHMETIC,
-    UNPLANNED,
-    UNPLANNED_REGISTERS,
-    peaks,
-)  # fmt: skip
+from .accelerators import ARTIFACT, GPU_FACTS, GPU_LAYERS, MATRIX_BUDGET, PAPER, SHARED_ARITHMETIC, peaks
 
 MI50_SHEET = "AMD Radeon Instinct MI50 product page"
 MI210_SHEET = "AMD Instinct MI210 product page"
@@ -45,11 +28,7 @@ def _amd(
         fact("register_bytes", 4, "bytes", "AMD Vega ISA"),
         fact("max_threads_per_block", 256, "threads", "limit of stock TVM's rocm target"),
         fact("max_threads_per_block", 1024, "threads", "ROCm hardware limit", used=False),
-        fact("launch_overhead_us", LAUNCH_US, "us", LAUNCH),
-        fact("dispatch_ns", DISPATCH_NS, "ns", DISPATCH),
-        fact("handoff_ns", HANDOFF_NS, "ns", HANDOFF),
-        fact("least_kernel_us", LEAST_KERNEL_US, "us", LEAST_KERNEL),
-        fact("unplanned_registers", UNPLANNED_REGISTERS, "32-bit registers per thread", UNPLANNED),
+        *GPU_FACTS,
         fact(
             "instruction_gops.float32.exp", peak / 8, "Gop/s", f"a quarter of the multiply-adds; {LLVM_RATES}: Trans32"
         ),

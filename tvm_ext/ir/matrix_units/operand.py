@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import reduce
 from math import gcd, prod
 
-from tvm_ext._tvm import IF_THEN_ELSE, Buffer, Call, Expr, TensorLoad, Var, structural_walk, tirx
+from tvm_ext._tvm import IF_THEN_ELSE, Buffer, Call, Expr, TensorLoad, Var, nodes_in, tirx
 from tvm_ext.analysis.computation_exprs import access_of, analyzer_of, axis_names, itemsize_bytes
 from tvm_ext.analysis.computation_rewrites import inline
 from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
@@ -191,9 +191,7 @@ def _vector(whole: Computation, access: Access | None, group: Digits, dtype: str
     name = next(n for n, v in zip(names, whole.variables, strict=True) if v.same_as(variable))
     if access is None or access.stride(name) != 1:
         return None
-    occurrences: list[Var] = []
-    structural_walk(whole.value, (Var, lambda v: occurrences.append(v) if v.same_as(variable) else None))
-    if len(occurrences) != 1:
+    if sum(v.same_as(variable) for v in nodes_in(whole.value, Var)) != 1:
         return 1
     shared = vector_of(access, name, group.extents[-1])
     widest = max(access.itemsize_bytes, itemsize_bytes(dtype))  # of a float32 that is cast to a half while it is copied

@@ -23,7 +23,7 @@ from tvm_ext._tvm import (
     Target,
     copy_module,
     module_pass,
-    structural_walk,
+    nodes_in,
     tirx,
 )
 from tvm_ext.analysis.computation_exprs import tensor_bytes
@@ -166,9 +166,7 @@ def _tir_body(name: str, operator: PrimFunc, kernel: PrimFunc) -> Stmt:
     for own, given in zip(operator.params, kernel.params, strict=True):
         if dtype_of(own) != dtype_of(given):
             raise InputError(f"operator {name}: {given.name} is {dtype_of(given)}", f"it has ({_said(operator)})")
-    bound: list[bool] = []
-    structural_walk(kernel.body, (For, lambda loop: bound.append(loop.kind == ForKind.THREAD_BINDING)))
-    if not any(bound):
+    if not any(loop.kind == ForKind.THREAD_BINDING for loop in nodes_in(kernel.body, For)):
         what = f"operator {name}: the TensorIR function given for it has no loop that is bound to threads"
         raise InputError(what, "schedule it, as by tvm.s_tir.dlight")
     return substitute(kernel.body, list(zip(kernel.params, operator.params, strict=True)))
@@ -253,15 +251,8 @@ def _element(kind: str) -> str:
 
 def _written(operator: PrimFunc) -> set[int]:
     """Numbers of the parameters that the operator stores to."""
-    found: set[int] = set()
-    places = {hash(param): place for place, param in enumerate(operator.params)}
-
-    def visit(store: BufferStore) -> None:
-        if hash(store.buffer) in places:
-            found.add(places[hash(store.buffer)])
-
-    structural_walk(operator.body, (BufferStore, visit))
-    return found
+    stored = {hash(store.buffer) for store in nodes_in(operator.body, BufferStore)}
+    return {place for place, param in enumerate(operator.params) if hash(param) in stored}
 
 
 def _argument(

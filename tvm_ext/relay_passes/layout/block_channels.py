@@ -25,6 +25,7 @@ from tvm_ext._tvm import (
     VarBinding,
     copy_module,
     expr_mutator,
+    functions_of,
     module_pass,
     relax,
 )
@@ -77,9 +78,8 @@ class BlockChannels:
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         mutator = _Rewrite(mod, self.block, self.groups)
         chains: list[LayoutChain] = []
-        for _, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                chains += mutator.plan(mod, func, always=self.always)
+        for func in functions_of(mod, RelaxFunction).values():
+            chains += mutator.plan(mod, func, always=self.always)
         record = to_json(LayoutRecord(block=self.block, chains=tuple(chains)))
         if not mutator.operators:
             return copy_module(mod).with_attr(LAYOUT, record)
@@ -93,8 +93,7 @@ class BlockChannels:
 class _Rewrite(CallRewriter):
     """Rewrites the planned bindings. A blocked operator's own variable becomes its result transformed back to NCHW."""
 
-    def __init__(self, mod: IRModule, block: int, groups: Mapping[str, int]) -> None:
-        super().__init__(mod)
+    def prepare(self, block: int, groups: Mapping[str, int]) -> None:
         self.block, self.groups = block, groups
         self.operators: dict[Var, Operator] = {}  # by variable: those to rewrite
         self.blocked_variables: set[Var] = set()

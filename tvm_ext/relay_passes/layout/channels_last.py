@@ -27,6 +27,7 @@ from tvm_ext._tvm import (
     copy_module,
     expr_mutator,
     module_pass,
+    nodes_in,
     relax,
 )
 from tvm_ext.analysis.relax_values import dtype_of, is_tensor, operator_name, static_shape
@@ -52,8 +53,7 @@ class SpellForLayouts(CallRewriter):
     Worked example: BatchNormalization's scale of shape (64, 1, 1) becomes (1, 64, 1, 1), and goes along.
     """
 
-    def __init__(self, mod: IRModule) -> None:
-        super().__init__(mod)
+    def prepare(self) -> None:
         self.values: GraphValues | None = None
 
     def run(self) -> IRModule:
@@ -191,8 +191,7 @@ def _turned(operand: Expr, axes: tuple[int, ...]) -> Expr | None:
 class FoldTransposes(CallRewriter):
     """Transposes constants; stock FoldConstant would compile a kernel for each."""
 
-    def __init__(self, mod: IRModule) -> None:
-        super().__init__(mod)
+    def prepare(self) -> None:
         self.done: dict[tuple[Expr, tuple[int, ...]], Expr] = {}
 
     def rewritten(self, call: Call) -> Expr:
@@ -285,13 +284,4 @@ class ChannelsLast:
 
 def _calls(mod: IRModule, operator: str) -> list[Call]:
     """The calls of ``operator`` in all Relax functions of ``mod``."""
-    found: list[Call] = []
-
-    def visit(node: Node) -> None:
-        if is_call_of(node, operator):
-            found.append(node)
-
-    for _, func in mod.functions_items():
-        if isinstance(func, relax.Function):
-            relax.analysis.post_order_visit(func, visit)
-    return found
+    return [call for call in nodes_in(mod, Call) if is_call_of(call, operator)]

@@ -17,23 +17,11 @@ from typing import Literal
 
 import numpy as np
 
-from tvm_ext._tvm import (
-    Call,
-    Constant,
-    DataflowBlock,
-    Expr,
-    IRModule,
-    PassContext,
-    Var,
-    VarBinding,
-    expr_mutator,
-    module_pass,
-    relax,
-)
+from tvm_ext._tvm import Call, Constant, DataflowBlock, Expr, Var, VarBinding, relax
 from tvm_ext.analysis.relax_values import dtype_of, is_tensor, operator_name, static_shape
 from tvm_ext.devices.hal import DeviceSpec
 
-from ..rewriting import CallRewriter
+from ..rewriting import CallRewriter, call_pass
 from .blocked import shape_of
 from .depth import DepthWindow, over_depth
 from .graph import ELEMENT_WISE
@@ -42,28 +30,18 @@ LEAST_PRODUCTS = 90
 """Multiply-adds with each joined element from which on joining pays: half its time is gained (see the module)."""
 
 
-@module_pass(opt_level=0, name="tvm_ext.FoldDepth")
-class FoldDepth:
+@call_pass("tvm_ext.FoldDepth")
+class FoldDepth(CallRewriter):
     """Rewrite float32 ``nn.conv3d`` with constant weights, and what follows it, over (depth * batch, c, h, w).
 
     Left alone: layouts other than NCDHW/OIDHW, grouped convolutions over several slices, dynamic shapes, and windows
     over several slices that have few filters, or no whole blocks of them, unless their data are slices already.
+
+    A folded call's own variable becomes its result turned back, which is dead code between folded calls.
     """
 
-    def __init__(self, device: DeviceSpec) -> None:
+    def prepare(self, device: DeviceSpec) -> None:
         self.block = device.teu_lanes
-
-    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        return _Fold(mod, self.block).run()
-
-
-@expr_mutator
-class _Fold(CallRewriter):
-    """A folded call's own variable becomes its result turned back, which is dead code between folded calls."""
-
-    def __init__(self, mod: IRModule, block: int) -> None:
-        super().__init__(mod)
-        self.block = block
         self.folded: dict[Var, Expr] = {}  # by the original variable: its slices, inside one dataflow block
         self.binding: Var | None = None
 

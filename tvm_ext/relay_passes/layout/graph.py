@@ -16,19 +16,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from tvm_ext._tvm import (
-    CALL_TIR,
-    Call,
-    Constant,
-    DataflowBlock,
-    Expr,
-    IRModule,
-    PrimFunc,
-    Var,
-    ir,
-    structural_walk,
-    tirx,
-)
+from tvm_ext._tvm import CALL_TIR, Call, Constant, DataflowBlock, Expr, IRModule, PrimFunc, Var, ir, nodes_in, tirx
 from tvm_ext.analysis.computations import Computation, OperatorBody, read_operator, replace_loads
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.serialise import from_json
@@ -258,10 +246,7 @@ def _is_element_wise(computation: Computation) -> bool:
     if not all(_at(load.indices, computation.variables) or not len(load.indices) for load in computation.loads()):
         return False
     # The axes must not appear outside of loads: a value such as `x[i] * i` depends on where it is.
-    named: list[Var] = []
-    bare = replace_loads(computation.value, lambda item: tirx.const(0, str(item.source.ty.dtype)))
-    structural_walk(bare, (Var, lambda variable: named.append(variable)))
-    return not named
+    return not nodes_in(replace_loads(computation.value, lambda item: tirx.const(0, str(item.source.ty.dtype))), Var)
 
 
 def _at(indices: Sequence[Expr], variables: Sequence[Var]) -> bool:
@@ -274,12 +259,5 @@ def uses(block: DataflowBlock, operators: Sequence[Operator], results: Sequence[
     ``results`` are read by what comes after the block.
     """
     covered = {operator.variable for operator in operators}
-    outside = set(results)
-
-    def visit(variable: Var) -> None:
-        outside.add(variable)
-
-    for binding in block.bindings:
-        if binding.var not in covered:
-            structural_walk(binding.value, (Var, visit))
-    return outside
+    values = [binding.value for binding in block.bindings if binding.var not in covered]
+    return {*results, *nodes_in(values, Var)}

@@ -9,19 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm_ext._tvm import (
-    CALL_TIR,
-    OPAQUE,
-    BlockBuilder,
-    Call,
-    Expr,
-    IRModule,
-    PrimFunc,
-    RelaxFunction,
-    Var,
-    relax,
-    structural_walk,
-)
+from tvm_ext._tvm import CALL_TIR, OPAQUE, BlockBuilder, Call, Expr, IRModule, PrimFunc, Var, nodes_in, relax
 from tvm_ext.ir.step_loop import step_loop
 from tvm_ext.records.recurrent import RecurrentCell
 from tvm_ext.records.serialise import from_json, to_json
@@ -116,15 +104,10 @@ def active_steps(builder: BlockBuilder, lengths: Expr, x: Expr) -> Expr:
 def open_steps(mod: IRModule) -> frozenset[str]:
     """The names of the dimensions that say how many steps the recurrent layers of ``mod`` have."""
     names: set[str] = set()
-
-    def visit(call: Call) -> None:
+    for call in nodes_in(mod, Call):
         callee = mod[call.args[0]] if call.op == CALL_TIR else None
         if callee is not None and callee.attrs and STEP_LOOP in callee.attrs:
             plan = from_json(StepLoop, str(callee.attrs[STEP_LOOP]))
             steps = call.args[1].fields[plan.sliced[0]].ty.shape[0]
-            structural_walk(steps, (Var, lambda variable: names.add(str(variable.name))))
-
-    for _, func in mod.functions_items():
-        if isinstance(func, RelaxFunction):
-            structural_walk(func.body, (Call, visit))
+            names.update(str(variable.name) for variable in nodes_in(steps, Var))
     return frozenset(names)

@@ -40,8 +40,7 @@ class _InputProduct:
 class _Overlapper(CallRewriter):
     """Divides the input products into those of ``chunk`` steps; ``steps`` is the most that one had."""
 
-    def __init__(self, mod: IRModule, chunk: int) -> None:
-        super().__init__(mod)
+    def prepare(self, chunk: int) -> None:
         self.chunk, self.steps = chunk, 0
 
     def rewritten(self, call: Call) -> Expr:

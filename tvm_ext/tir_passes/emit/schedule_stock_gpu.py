@@ -19,8 +19,8 @@ from tvm_ext._tvm import (
     Stmt,
     Target,
     gpu_schedule_rules,
+    nodes_in,
     s_tir,
-    structural_walk,
     tirx,
 )
 from tvm_ext.analysis.device_code import op_name
@@ -77,14 +77,8 @@ _HOST_CALLS = ("tirx.tvm_call_packed", "tirx.tvm_call_cpacked", "tirx.tvm_call_p
 
 def _host_functions(func: PrimFunc) -> list[str]:
     """The packed functions that ``func`` calls: no code of a device calls any."""
-    found: list[str] = []
-
-    def visit(call: Call) -> None:
-        if op_name(call) in _HOST_CALLS:
-            found.append(str(getattr(call.args[0], "value", call.args[0])))
-
-    structural_walk(func.body, (Call, visit))
-    return found
+    called = [call for call in nodes_in(func.body, Call) if op_name(call) in _HOST_CALLS]
+    return [str(getattr(call.args[0], "value", call.args[0])) for call in called]
 
 
 def _shapes(func: PrimFunc) -> str:

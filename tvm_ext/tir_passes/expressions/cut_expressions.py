@@ -15,17 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm_ext._tvm import (
-    AllocBuffer,
-    BufferStore,
-    Call,
-    Expr,
-    Node,
-    Stmt,
-    structural_map,
-    structural_walk,
-    tirx,
-)
+from tvm_ext._tvm import AllocBuffer, BufferStore, Call, Expr, Node, Stmt, nodes_in, structural_map, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.ir.build_ir import sequence
 from tvm_ext.ir.float_ir import is_float
@@ -48,17 +38,14 @@ def cut_nested(node: Node, functions: frozenset[str]) -> Node:
 
 def cut_notes(body: Stmt) -> list[str]:
     """For the report: how many arguments `cut_nested` made stores of in ``body``."""
-    found: list[bool] = []
-    structural_walk(body, (AllocBuffer, lambda node: found.append(node.buffer.name.startswith(_PREFIX))))
-    return [f"{sum(found)} arguments of nested functions stored first"] if any(found) else []
+    count = sum(node.buffer.name.startswith(_PREFIX) for node in nodes_in(body, AllocBuffer))
+    return [f"{count} arguments of nested functions stored first"] if count else []
 
 
 def contains(value: Expr, functions: frozenset[str]) -> bool:
     """Whether a call of ``functions``, or a maximum or minimum of floats, is anywhere in ``value``."""
-    found: list[bool] = []
-    extreme = [(kind, lambda node: found.append(_has_copies(node))) for kind in (tirx.Max, tirx.Min)]
-    structural_walk(value, [(Call, lambda call: found.append(name_of(call) in functions)), *extreme])
-    return any(found)
+    called = any(name_of(call) in functions for call in nodes_in(value, Call))
+    return called or any(map(_has_copies, nodes_in(value, (tirx.Max, tirx.Min))))
 
 
 def name_of(call: Call) -> str:
@@ -120,13 +107,9 @@ class _Cut:
 
 def _extremes_in(value: Expr) -> int:
     """How many maxima and minima of floats are in ``value``, itself included."""
-    found: list[bool] = []
-    structural_walk(value, [(kind, lambda node: found.append(is_float(node))) for kind in (tirx.Max, tirx.Min)])
-    return sum(found)
+    return sum(map(is_float, nodes_in(value, (tirx.Max, tirx.Min))))
 
 
 def binds(value: Expr) -> bool:
     """Whether variables are bound inside of ``value``, which exist nowhere else."""
-    found: list[bool] = []
-    structural_walk(value, (tirx.Let, lambda _: found.append(True)))
-    return any(found)
+    return bool(nodes_in(value, tirx.Let))

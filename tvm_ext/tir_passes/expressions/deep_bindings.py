@@ -14,18 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext._tvm import (
-    IF_THEN_ELSE,
-    BufferStore,
-    Call,
-    Expr,
-    Stmt,
-    TensorLoad,
-    Var,
-    structural_mutate,
-    structural_walk,
-    tirx,
-)
+from tvm_ext._tvm import IF_THEN_ELSE, BufferStore, Call, Expr, Stmt, TensorLoad, Var, nodes_in, structural_mutate, tirx
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.ir.build_ir import sequence
 
@@ -91,9 +80,4 @@ def _most_copies(value: Expr) -> int:
 
 def _loads(value: Expr, copies: dict[Var, int]) -> int:
     """Loads in ``value``; a bound variable counts ``copies[variable]`` of them, also where it is bound in ``value``."""
-    found: list[int] = []
-    structural_walk(
-        value,
-        [(TensorLoad, lambda _: found.append(1)), (Var, lambda variable: found.append(copies.get(variable, 0)))],
-    )
-    return sum(found)
+    return len(nodes_in(value, TensorLoad)) + sum(copies.get(variable, 0) for variable in nodes_in(value, Var))

@@ -35,10 +35,10 @@ from tvm_ext._tvm import (
     Node,
     SBlock,
     Stmt,
+    nodes_in,
     structural_equal,
     structural_map,
     structural_mutate,
-    structural_walk,
     tirx,
 )
 from tvm_ext.analysis.computations import dtype_of, reads
@@ -102,13 +102,10 @@ def pass_nan_on(node: Node) -> Node:
 def _accumulators(node: Node) -> list[Buffer]:
     """What a maximum or minimum is stored into that is one of its operands."""
     found: list[Buffer] = []
-
-    def visit(store: BufferStore) -> None:
+    for store in nodes_in(node, BufferStore):
         value = store.value
         if isinstance(value, tirx.Max | tirx.Min) and reads(value, store.buffer) and not is_in(store.buffer, found):
             found.append(store.buffer)
-
-    structural_walk(node, (BufferStore, visit))
     return found
 
 
@@ -159,9 +156,7 @@ def _hidden_ordering(value: Expr) -> Expr:
 
 
 def _compares_floats(node: Node) -> bool:
-    found: list[bool] = []
-    structural_walk(node, [(kind, lambda node: found.append(is_float(node.a))) for kind in _COMPARISONS])
-    return any(found)
+    return any(is_float(comparison.a) for comparison in nodes_in(node, tuple(_COMPARISONS)))
 
 
 def _choice(expr: Expr) -> Expr:

@@ -19,6 +19,7 @@ from tvm_ext._tvm import (
     TensorLoad,
     Var,
     ir,
+    nodes_in,
     structural_equal,
     structural_map,
     structural_walk,
@@ -28,14 +29,8 @@ from tvm_ext._tvm import (
 
 def guarded(func: PrimFunc) -> PrimFunc:
     """``func`` whose indices stock TVM may simplify; itself where they all are such."""
-    at_risk: list[TensorLoad | BufferStore] = []
-
-    def visit(access: TensorLoad | BufferStore) -> None:
-        if _is_at_risk(access.indices):
-            at_risk.append(access)
-
-    structural_walk(func.body, [(TensorLoad, visit), (BufferStore, visit)])
-    if not at_risk:
+    accesses = nodes_in(func.body, (TensorLoad, BufferStore))
+    if not any(_is_at_risk(access.indices) for access in accesses):
         return func
     analyzer = Analyzer()
     binders = [(For, partial(_bind, analyzer)), (tirx.AttrStmt, partial(_bind_thread, analyzer))]
@@ -70,15 +65,11 @@ def _is_at_risk(indices: Sequence[Expr]) -> bool:
     ``v // 7`` and ``v % 7`` are of the same value by the same divisor: stock TVM puts them together again, which is
     right. It does nothing where any index has a minimum or maximum.
     """
-    divisions: list[Expr] = []
-    refused: list[Expr] = []
-    for index in indices:
-        structural_walk(index, [(kind, divisions.append) for kind in (tirx.FloorDiv, tirx.FloorMod)])
-        structural_walk(index, [(kind, refused.append) for kind in (tirx.Min, tirx.Max)])
-    if len(divisions) < 2 or refused:
+    divisions = nodes_in(list(indices), (tirx.FloorDiv, tirx.FloorMod))
+    if len(divisions) < 2 or nodes_in(list(indices), (tirx.Min, tirx.Max)):
         return False
     return any(
-        _variables(one.a) == _variables(other.a)
+        set(nodes_in(one.a, Var)) == set(nodes_in(other.a, Var))
         and not (structural_equal(one.a, other.a) and structural_equal(one.b, other.b))
         for one in divisions
         if _has_offset(one.a)
@@ -86,22 +77,10 @@ def _is_at_risk(indices: Sequence[Expr]) -> bool:
     )
 
 
-def _variables(value: Expr) -> frozenset[Var]:
-    found: list[Var] = []
-    structural_walk(value, (Var, found.append))
-    return frozenset(found)
-
-
 def _has_offset(value: Expr) -> bool:
     """Whether a number is added to ``value`` or to a part of it."""
-    found: list[Expr] = []
-
-    def visit(node: Expr) -> None:
-        if any(isinstance(operand, tirx.IntImm) for operand in (node.a, node.b)):
-            found.append(node)
-
-    structural_walk(value, [(tirx.Add, visit), (tirx.Sub, visit)])
-    return bool(found)
+    sums = nodes_in(value, (tirx.Add, tirx.Sub))
+    return any(isinstance(operand, tirx.IntImm) for node in sums for operand in (node.a, node.b))
 
 
 def _rewritten(indices: Sequence[Expr], analyzer: Analyzer) -> list[Expr]:

@@ -15,9 +15,9 @@ from tvm_ext._tvm import (
     For,
     ForKind,
     Stmt,
+    nodes_in,
     structural_map,
     structural_mutate,
-    structural_walk,
     tirx,
 )
 from tvm_ext.analysis.computations import dtype_of
@@ -62,6 +62,5 @@ def _rewritten(statement: Stmt, rewrite: Callable[[BufferStore, Temporaries], St
 
 def may_be_parted(node: BufferStore) -> bool:
     """Whether parts of what is stored may be computed first: conditions guard loads, vectors have lanes already."""
-    found: list[bool] = ["x" in dtype_of(node.value)]
-    structural_walk(node.value, (Call, lambda call: found.append(bool(call.op.same_as(IF_THEN_ELSE)))))
-    return not any(found)
+    guards = (call.op.same_as(IF_THEN_ELSE) for call in nodes_in(node.value, Call))
+    return "x" not in dtype_of(node.value) and not any(guards)

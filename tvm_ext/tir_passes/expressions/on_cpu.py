@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm_ext._tvm import Call, Stmt, structural_walk
+from tvm_ext._tvm import Call, Stmt, nodes_in
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.bfloat16 import explicit
 from tvm_ext.ir.float_ir import uses_bfloat16
@@ -25,7 +25,6 @@ def on_cpu(body: Stmt, device: DeviceSpec) -> Stmt:
 
 def call_notes(body: Stmt) -> list[str]:
     """For the report: that there are too many functions in ``body`` to write all of them as arithmetic."""
-    calls: list[bool] = []
-    structural_walk(body, (Call, lambda call: calls.append(name_of(call) in FUNCTIONS or is_called(call, FUNCTIONS))))
+    count = sum(name_of(call) in FUNCTIONS or is_called(call, FUNCTIONS) for call in nodes_in(body, Call))
     most = limits().expanded_functions
-    return [f"functions by the C library: {sum(calls)} of them (limit {most})"] if sum(calls) > most else []
+    return [f"functions by the C library: {count} of them (limit {most})"] if count > most else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tvm_ext._tvm import Call, Expr, TensorLoad, ir, structural_map, structural_walk, tirx
+from tvm_ext._tvm import Call, Expr, TensorLoad, ir, nodes_in, structural_map, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions
 
 SMALLEST_ADDEND = 1e-30  # sqrt(x + 1e-30) is 1e-15 at least, whose reciprocal float32 holds with room to spare
@@ -61,9 +61,7 @@ def _is_exp_below_maximum(value: Expr, computations: Sequence[Computation]) -> b
 
 def _same_tensors(a: Expr, b: Expr) -> bool:
     """Whether two values read the same tensors; their index variables differ, as those of two computations do."""
-    found: tuple[list[Expr], list[Expr]] = ([], [])
-    for value, sources in zip((a, b), found, strict=True):
-        structural_walk(value, (TensorLoad, lambda load, sources=sources: sources.append(load.source)))
+    found = [[load.source for load in nodes_in(value, TensorLoad)] for value in (a, b)]
     return len(found[0]) == len(found[1]) and all(x.same_as(y) for x, y in zip(*found, strict=True))
 
 

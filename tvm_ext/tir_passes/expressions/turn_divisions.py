@@ -17,8 +17,7 @@ def with_turned_divisions(func: PrimFunc) -> PrimFunc:
     body = turn_divisions(func.body)
     if body.same_as(func.body):
         return func
-    attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
-    return tirx.PrimFunc(list(func.params), body, func.ret_type).with_attrs(attrs)
+    return tirx.PrimFunc(list(func.params), body, func.ret_type).with_attrs(dict(func.attrs or {}))
 
 
 def turn_divisions(body: Stmt) -> Stmt:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import Analyzer, Expr, For, Var, structural_walk, tirx
+from tvm_ext._tvm import Analyzer, Expr, For, Var, nodes_in, tirx
 from tvm_ext._tvm import Var as Variable
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.errors import IllegalRewrite
@@ -116,8 +116,7 @@ def _extents(copy: Copy, threads: Mapping[Var, int]) -> dict[Var, int]:
 
 def _variables(expr: Expr, known: Mapping[Var, int]) -> list[str]:
     """Names of the variables in ``expr`` that are not ``known``."""
-    found: list[Var] = []
-    structural_walk(expr, [(Variable, found.append)], order="pre")
+    found = nodes_in(expr, Variable, "pre")
     return list(dict.fromkeys(str(v.name) for v in found if not any(v.same_as(other) for other in known)))
 
 

@@ -21,14 +21,13 @@ from tvm_ext._tvm import (
     Expr,
     For,
     ForKind,
-    Node,
     Stmt,
     TensorLoad,
     Var,
     ir,
+    nodes_in,
     structural_equal,
     structural_map,
-    structural_walk,
     tirx,
 )
 from tvm_ext.analysis.computations import dtype_of, mentions, substitute
@@ -151,21 +150,12 @@ def _guards_of_loads(value: Expr) -> list[tuple[Expr, Expr, Expr, Expr]]:
     A choice by what is loaded, as in ``x if x > 0 or isnan(x) else 0``, is no guard but a function of it.
     """
     found = []
-
-    def note(node: Expr, condition: Expr, then: Expr, otherwise: Expr) -> None:
-        if _loads_in(condition):
-            return
-        if _loads_in(then) or _loads_in(otherwise):
-            found.append((node, condition, then, otherwise))
-
-    def call(node: Node) -> None:
-        if node.op.same_as(IF_THEN_ELSE):
-            note(node, *node.args)
-
-    def select(node: Node) -> None:
-        note(node, node.condition, node.true_value, node.false_value)
-
-    structural_walk(value, [(Call, call), (tirx.Select, select)], order="pre")
+    for node in nodes_in(value, (Call, tirx.Select), "pre"):
+        is_select = isinstance(node, tirx.Select)
+        if is_select or node.op.same_as(IF_THEN_ELSE):
+            condition, *cases = (node.condition, node.true_value, node.false_value) if is_select else node.args
+            if not _loads_in(condition) and _loads_in(cases):
+                found.append((node, condition, *cases))
     return found
 
 
@@ -181,10 +171,8 @@ def _with_loads(value: Expr, load: TensorLoad, new: Expr) -> Expr:
     return structural_map(value, (TensorLoad, lambda node: new if structural_equal(node, load) else node))
 
 
-def _loads_in(expr: Expr) -> list[TensorLoad]:
-    found: list[TensorLoad] = []
-    structural_walk(expr, [(TensorLoad, found.append)], order="pre")
-    return found
+def _loads_in(expr: Expr | list[Expr]) -> list[TensorLoad]:
+    return nodes_in(expr, TensorLoad, "pre")
 
 
 def is_zero(expr: Expr) -> bool:

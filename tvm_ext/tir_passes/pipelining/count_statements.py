@@ -21,11 +21,10 @@ from tvm_ext._tvm import (
     Expr,
     For,
     ForKind,
-    Node,
     Stmt,
     TensorLoad,
     Var,
-    structural_walk,
+    nodes_in,
     tirx,
 )  # fmt: skip
 from tvm_ext.analysis.computations import mentions
@@ -348,18 +347,15 @@ def _indices_of(launch: Stmt) -> Iterator[Index]:
     """The thread, block and virtual thread indices of a kernel, each once."""
     found: list[Index] = []
 
-    def visit(node: Node) -> None:
-        if node.attr_key not in ("thread_extent", "virtual_thread"):
-            return
-        if any(index.variable.same_as(node.node.var) for index in found):
-            return
+    for node in nodes_in(launch, tirx.AttrStmt, "pre"):
+        is_index = node.attr_key in ("thread_extent", "virtual_thread")
+        if not is_index or any(index.variable.same_as(node.node.var) for index in found):
+            continue
         extent = integer(node.value)
         if extent is None:
             raise IllegalRewrite(f"the extent of {node.node.thread_tag} is not known before the kernel runs")
         tag = "vthread" if node.attr_key == "virtual_thread" else str(node.node.thread_tag)
         found.append(Index(variable=node.node.var, tag=tag, extent=extent))
-
-    structural_walk(launch, [(tirx.AttrStmt, visit)], order="pre")
     return iter(found)
 
 
@@ -384,6 +380,4 @@ def _global_stores(leaf: _Leaf) -> Iterator[tuple[Buffer, int]]:
 
 
 def _shared_loads(statement: Stmt) -> list[TensorLoad]:
-    found: list[TensorLoad] = []
-    structural_walk(statement, [(TensorLoad, found.append)], order="pre")
-    return [load for load in found if is_shared(load.source)]
+    return [load for load in nodes_in(statement, TensorLoad, "pre") if is_shared(load.source)]

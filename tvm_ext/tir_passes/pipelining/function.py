@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from tvm_ext._tvm import Buffer, Expr, For, Node, PrimFunc, Stmt, TensorLoad, Var, structural_walk, tirx
+from tvm_ext._tvm import Buffer, Expr, For, PrimFunc, Stmt, TensorLoad, Var, nodes_in, tirx
 
 from .loops import (
     BufferAccess,
@@ -137,12 +137,10 @@ class Function:
         It may use block indices, parameters, loops that themselves are the same for all, and global memory at places
         that are.
         """
-        variables: list[Var] = []
-        sources: list[Buffer] = []
-        structural_walk(expr, [(Var, variables.append), (TensorLoad, lambda n: sources.append(n.source))], order="pre")
+        sources = [load.source for load in nodes_in(expr, TensorLoad)]
         known = [*self._uniform_variables, *sources]
         return all(scope_of(source) == "global" for source in sources) and all(
-            any(variable.same_as(other) for other in known) for variable in variables
+            any(variable.same_as(other) for other in known) for variable in nodes_in(expr, Var)
         )
 
     @cached_property
@@ -150,22 +148,13 @@ class Function:
         """Block indices, loop variables, parameters, their sizes; a loop that some threads leave is refused."""
         blocks = [node.node.var for node in self._thread_attributes if str(node.node.thread_tag).startswith("blockIdx")]
         loops = [loop.loop_var for around, _ in self.leaves for loop in around if isinstance(loop, For)]
-        sizes: list[int] = []
-        for param in self.func.params:
-            for size in getattr(param.ty, "shape", ()):
-                structural_walk(size, [(Var, sizes.append)], order="pre")
-        return [*blocks, *loops, *self.func.params, *sizes]
+        sizes = [size for param in self.func.params for size in getattr(param.ty, "shape", ())]
+        return [*blocks, *loops, *self.func.params, *nodes_in(sizes, Var, "pre")]
 
     @cached_property
     def _thread_attributes(self) -> list[Stmt]:
-        found: list[Stmt] = []
-
-        def visit(node: Node) -> None:
-            if node.attr_key in ("thread_extent", "virtual_thread"):
-                found.append(node)
-
-        structural_walk(self.body, [(tirx.AttrStmt, visit)], order="pre")
-        return found
+        found = nodes_in(self.body, tirx.AttrStmt, "pre")
+        return [node for node in found if node.attr_key in ("thread_extent", "virtual_thread")]
 
     @cached_property
     def _aliases(self) -> dict[Buffer, Buffer]:

@@ -28,6 +28,7 @@ from tvm_ext._tvm import (
     TensorLoad,
     Var,
     ir,
+    nodes_in,
     s_tir,
     structural_map,
     structural_walk,
@@ -62,9 +63,7 @@ def to_loops(func: PrimFunc) -> PrimFunc:
 
 def has_blocks(body: Stmt) -> bool:
     """Whether ``body`` has blocks of TensorIR: of what stock TVM scheduled."""
-    found: list[SBlock] = []
-    structural_walk(body, (SBlock, found.append))
-    return bool(found)
+    return bool(nodes_in(body, SBlock))
 
 
 def _laid_out(statement: Stmt) -> Stmt:
@@ -248,9 +247,7 @@ def buffer_bytes(buffer: Buffer) -> int:
 
 def allocations_of(node: Node) -> list[AllocBuffer]:
     """The `AllocBuffer` statements in ``node``."""
-    found: list[AllocBuffer] = []
-    structural_walk(node, [(AllocBuffer, found.append)], order="pre")
-    return found
+    return nodes_in(node, AllocBuffer, "pre")
 
 
 # --- where statements stand ---------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tvm_ext._tvm import AllocBuffer, Buffer, Expr, For, ForKind, Node, Stmt, Var, structural_map, structural_walk, tirx
+from tvm_ext._tvm import AllocBuffer, Buffer, Expr, For, ForKind, Stmt, Var, nodes_in, structural_map, tirx
 from tvm_ext.devices.capabilities import BULK_COPIES_SINCE, has
 from tvm_ext.devices.gpu import ALL_BANKS_BYTES
 from tvm_ext.devices.hal import DeviceSpec
@@ -74,7 +74,7 @@ def threads_around(function: Function, loop: Stmt) -> Threads:
     """The threads of the kernel that ``loop`` is in; raises IllegalRewrite where they are virtual or not constant."""
     found: dict[str, tuple[Var, int]] = {}
 
-    def visit(node: Node) -> None:
+    for node in nodes_in(function.launch_of(loop), tirx.AttrStmt, "pre"):
         if node.attr_key == "virtual_thread" and integer(node.value) != 1:
             raise IllegalRewrite("virtual threads would announce each tile several times")
         if node.attr_key == "thread_extent" and str(node.node.thread_tag).startswith("threadIdx"):
@@ -82,8 +82,6 @@ def threads_around(function: Function, loop: Stmt) -> Threads:
             if extent is None:
                 raise IllegalRewrite("the number of threads is not constant")
             found[str(node.node.thread_tag)] = node.node.var, extent
-
-    structural_walk(function.launch_of(loop), [(tirx.AttrStmt, visit)], order="pre")
     return Threads(extents=dict(found[tag] for tag in sorted(found)))
 
 

@@ -17,9 +17,9 @@ from tvm_ext._tvm import (
     Stmt,
     TensorLoad,
     Var,
+    nodes_in,
     structural_equal,
     structural_map,
-    structural_walk,
     tirx,
 )
 
@@ -50,9 +50,7 @@ def _form(copy: Copy) -> Any:
     """The function applied to a variable; None where it depends on anything else."""
     variable = Var("x", str(copy.source.ty.dtype))
     value = variable if copy.function is None else copy.function(variable)
-    others: list[Any] = []
-    structural_walk(value, [(Var, lambda v: None if v.same_as(variable) else others.append(v))], order="pre")
-    return None if others else value
+    return value if all(v.same_as(variable) for v in nodes_in(value, Var)) else None
 
 
 def _keeps_zero(copy: Copy) -> bool:

@@ -6,25 +6,14 @@ library = tvm.compile(mod, target)
 
 from __future__ import annotations
 
-from tvm_ext._tvm import (
-    For,
-    ForKind,
-    IRModule,
-    Node,
-    PassContext,
-    PrimFunc,
-    Target,
-    copy_module,
-    module_pass,
-    structural_walk,
-    tirx,
-)
+from tvm_ext._tvm import IRModule, PassContext, PrimFunc, Target, copy_module, functions_of, module_pass
+from tvm_ext.analysis.predicates import is_thread_bound
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.pipelines import PIPELINE_PLAN, PipelinePlan
-from tvm_ext.records.serialise import from_json, to_json
+from tvm_ext.records.serialise import from_json, record_of, to_json
 
 from .plan import PipeliningMode, Wishes
 from .route import PIPELINED, inject_pipelines, plan_pipelines, recorded
@@ -84,11 +73,9 @@ class AutoPipeline:
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         result = copy_module(mod)
-        for gv, func in mod.functions_items():
-            if not isinstance(func, PrimFunc) or not _is_for_gpu(func):
-                continue
-            if _attribute(func, PIPELINE_PLAN, PIPELINED) is None:
-                choice = _choice_of(func)
+        for gv, func in functions_of(mod).items():
+            if is_thread_bound(func) and _attribute(func, PIPELINE_PLAN, PIPELINED) is None:
+                choice = record_of(func, CHOICE, KernelChoice)  # None for kernels from elsewhere
                 planned = choice.gpu if choice is not None else ()
                 plan = plan_pipelines(func, _device_of(func, self.device), self.wishes, planned)
                 result[gv] = func.with_attr(PIPELINE_PLAN, to_json(plan))
@@ -112,8 +99,8 @@ class InjectPipelines:
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         result = copy_module(mod)
-        for gv, func in mod.functions_items():
-            text = _attribute(func, PIPELINE_PLAN) if isinstance(func, PrimFunc) else None
+        for gv, func in functions_of(mod).items():
+            text = _attribute(func, PIPELINE_PLAN)
             if text is not None:
                 result[gv] = _with_plan(func, from_json(PipelinePlan, text), _device_of(func, self.device))
         return result
@@ -121,7 +108,7 @@ class InjectPipelines:
 
 def _with_plan(func: PrimFunc, plan: PipelinePlan, device: DeviceSpec) -> PrimFunc:
     """``func`` with ``plan`` carried out, its record brought up to date where construction left one."""
-    choice = _choice_of(func)
+    choice = record_of(func, CHOICE, KernelChoice)
     if choice is None:
         return inject_pipelines(func, plan, device)
     made = inject_pipelines(func, plan, device, choice.gpu)
@@ -129,25 +116,6 @@ def _with_plan(func: PrimFunc, plan: PipelinePlan, device: DeviceSpec) -> PrimFu
 
 
 # --- functions and devices ----------------------------------------------------------------------------------------
-def _is_for_gpu(func: PrimFunc) -> bool:
-    found: list[bool] = []
-
-    def loop(node: Node) -> None:
-        if node.kind == ForKind.THREAD_BINDING:
-            found.append(True)
-
-    def attribute(node: Node) -> None:
-        if node.attr_key == "thread_extent":
-            found.append(True)
-
-    structural_walk(func.body, [(For, loop), (tirx.AttrStmt, attribute)], order="pre")
-    return bool(found)
-
-
-def _choice_of(func: PrimFunc) -> KernelChoice | None:
-    """What construction noted of the kernel; None for kernels from elsewhere."""
-    text = _attribute(func, CHOICE)
-    return None if text is None else from_json(KernelChoice, text)
 
 
 def _attribute(func: PrimFunc, *names: str) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tvm_ext._tvm import AllocBuffer, Node, PrimFunc, SBlock, Stmt, structural_map, structural_walk, tirx
+from tvm_ext._tvm import AllocBuffer, Node, PrimFunc, SBlock, Stmt, nodes_in, structural_map, tirx
 from tvm_ext.analysis.computation_exprs import count_operations
 from tvm_ext.cost.mma_model import SPARE_REGISTERS
 from tvm_ext.devices.gpu import REGISTER_BYTES
@@ -161,18 +161,8 @@ def _injected(
 
 
 def _has_shared_memory(func: PrimFunc) -> bool:
-    found: list[bool] = []
-
-    def allocation(node: Node) -> None:
-        if is_shared(node.buffer):
-            found.append(True)
-
-    def block(node: Node) -> None:
-        if any(is_shared(buffer) for buffer in node.alloc_buffers):
-            found.append(True)
-
-    structural_walk(func.body, [(AllocBuffer, allocation), (SBlock, block)], order="pre")
-    return bool(found)
+    in_blocks = [buffer for block in nodes_in(func.body, SBlock) for buffer in block.alloc_buffers]
+    return any(map(is_shared, (*in_blocks, *(node.buffer for node in nodes_in(func.body, AllocBuffer)))))
 
 
 # --- What emitters planned of a kernel's launches: what the model of pipelines is told, and what becomes of it by them
@@ -224,14 +214,7 @@ def _blocks_that_fit(plan: GpuPlan, device: DeviceSpec) -> int:
 
 
 def _contains(launch: Stmt, statement: Stmt) -> bool:
-    found: list[bool] = []
-
-    def visit(node: Node) -> None:
-        if node.same_as(statement):
-            found.append(True)
-
-    structural_walk(launch, [(tirx.AttrStmt, visit)], order="pre")
-    return bool(found)
+    return any(node.same_as(statement) for node in nodes_in(launch, tirx.AttrStmt))
 
 
 def _shared_bytes(launch: Stmt) -> int:

@@ -14,7 +14,7 @@ from tvm_ext.analysis.waves import waves_of_calls
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.choice import ALTERNATIVES, CHOICE, KernelChoice
 from tvm_ext.records.rprogram import RProgram
-from tvm_ext.records.serialise import from_json
+from tvm_ext.records.serialise import from_json, record_of
 
 from ..roller.construct import Construction
 from .equal_functions import EqualFunctions
@@ -70,10 +70,9 @@ def _total(wave: Counter[str], tiles: dict[str, int]) -> int:
 
 def _tiles(func: PrimFunc, device: DeviceSpec) -> int:
     """What a kernel has for units to do beside each other; a CPU's may be divided as finely as one likes."""
-    text = func.attrs.get(CHOICE) if func.attrs else None
-    if text is None:
+    choice = record_of(func, CHOICE, KernelChoice)
+    if choice is None:
         return 0
-    choice = from_json(KernelChoice, str(text))
     if device.kind == "cpu":
         return device.unit_count
     return max((plan.blocks for plan in choice.gpu), default=0)

@@ -12,7 +12,7 @@ from tvm_ext.analysis.computations import OperatorBody, read_operator
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CONSTANT_PARAMS
-from tvm_ext.records.serialise import from_json
+from tvm_ext.records.serialise import record_of
 
 from .plan_gpu_kernels import simplify_for_gpu
 from .plan_kernels import simplify
@@ -66,5 +66,4 @@ class UnscheduledOperator:
 
     def attribute(self, name: str, record: type[Attribute]) -> Attribute | None:
         """What a graph pass wrote into the function's attribute ``name``; None where it wrote nothing."""
-        attrs = self.func.attrs
-        return from_json(record, str(attrs[name])) if attrs and name in attrs else None
+        return record_of(self.func, name, record)

@@ -10,18 +10,7 @@ from __future__ import annotations
 
 from math import prod
 
-from tvm_ext._tvm import (
-    IF_THEN_ELSE,
-    Analyzer,
-    Buffer,
-    BufferStore,
-    Call,
-    Expr,
-    PrimFunc,
-    TensorLoad,
-    structural_walk,
-    tirx,
-)
+from tvm_ext._tvm import IF_THEN_ELSE, Analyzer, Buffer, BufferStore, Call, Expr, PrimFunc, TensorLoad, nodes_in, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.records.rtask_split import CopiedPiece
@@ -53,17 +42,10 @@ def _copies(func: PrimFunc) -> dict[tuple[int, int], int]:
     Empty where ``func`` does anything else.
     """
     copies: dict[tuple[int, int], int] = {}
-    stores: list[BufferStore] = []
-    loads: list[TensorLoad] = []
-    others: list[Call] = []  # which may do anything
-
-    def call(node: Call) -> None:
-        if not node.op.same_as(IF_THEN_ELSE):
-            others.append(node)
-
-    structural_walk(func.body, [(TensorLoad, loads.append), (BufferStore, stores.append), (Call, call)])
+    stores, loads = nodes_in(func.body, BufferStore), nodes_in(func.body, TensorLoad)
+    has_others = any(not call.op.same_as(IF_THEN_ELSE) for call in nodes_in(func.body, Call))  # may do anything
     leaves = [(store, leaf) for store in stores for leaf in _leaves(store.value) or [None]]
-    if others or len(leaves) != len(loads):
+    if has_others or len(leaves) != len(loads):
         return {}
     noted = all(leaf is not None and _note(func, leaf, store, copies) for store, leaf in leaves)
     return copies if noted else {}

@@ -15,10 +15,9 @@ from tvm_ext._tvm import (
     PrimFunc,
     SBlock,
     SBlockRealize,
-    Stmt,
     TensorLoad,
     TeTensor,
-    structural_walk,
+    nodes_in,
     te,
     tirx,
 )
@@ -106,7 +105,11 @@ def _without(func: PrimFunc, position: int, padded: Buffer) -> PrimFunc:
     """``func`` with ``padded``, which it fills itself, for its parameter ``position``."""
     root = func.body.block
     statements = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
-    kept = [statement for statement in statements if not _writes(statement, padded)]
+    kept = [
+        statement
+        for statement in statements
+        if not any(store.buffer.same_as(padded) for store in nodes_in(statement, BufferStore))
+    ]
     block = SBlock(
         root.iter_vars,
         root.reads,
@@ -119,12 +122,5 @@ def _without(func: PrimFunc, position: int, padded: Buffer) -> PrimFunc:
         root.annotations,
     )
     params = [padded if place == position else param for place, param in enumerate(func.params)]
-    attributes = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
     body = SBlockRealize(func.body.iter_values, func.body.predicate, block)
-    return PrimFunc(params, body, func.ret_type).with_attrs(attributes)
-
-
-def _writes(statement: Stmt, buffer: Buffer) -> bool:
-    found: list[bool] = []
-    structural_walk(statement, (BufferStore, lambda store: found.append(store.buffer.same_as(buffer))))
-    return any(found)
+    return PrimFunc(params, body, func.ret_type).with_attrs(dict(func.attrs or {}))

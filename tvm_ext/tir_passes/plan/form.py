@@ -17,7 +17,8 @@ from tvm_ext._tvm import (
     PrimFunc,
     Stmt,
     TensorLoad,
-    structural_walk,
+    functions_of,
+    nodes_in,
     tirx,
 )
 from tvm_ext.analysis.computation_exprs import count_flops, count_operations, itemsize_bytes, tensor_bytes
@@ -74,14 +75,8 @@ def _allocations(statements: Sequence[Stmt], operator: OperatorBody) -> list[Stm
 
     Raises IllegalRewrite for one that is read alone: TVM would say that it is used before its definition.
     """
-    written: list[Buffer] = []
-    read: list[Buffer] = []
-    visits = [
-        (BufferStore, lambda store: written.append(store.buffer)),
-        (TensorLoad, lambda load: read.append(load.source)),
-    ]
-    for statement in statements:
-        structural_walk(statement, visits)
+    written = [store.buffer for store in nodes_in(list(statements), BufferStore)]
+    read = [load.source for load in nodes_in(list(statements), TensorLoad)]
     inner = [computation.target for computation in operator.computations if not operator.is_output(computation.target)]
     for buffer in inner:
         if is_in(buffer, read) and not is_in(buffer, written):
@@ -91,8 +86,9 @@ def _allocations(statements: Sequence[Stmt], operator: OperatorBody) -> list[Stm
 
 def function_like(func: PrimFunc, params: Sequence[Buffer], body: Stmt) -> PrimFunc:
     """A function with ``func``'s attributes and result, of plain loops."""
-    attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
-    made = tirx.PrimFunc(list(params), with_texts(body), func.ret_type).with_attrs({**attrs, "s_tir": True})
+    made = tirx.PrimFunc(list(params), with_texts(body), func.ret_type).with_attrs(
+        {**(func.attrs or {}), "s_tir": True}
+    )
     return with_own_bindings(made)
 
 
@@ -181,8 +177,8 @@ def first_and_count(refusals: Sequence[str]) -> list[str]:
 # --- a module's functions ------------------------------------------------------------------------------------------
 def unscheduled(mod: IRModule) -> Iterator[tuple[GlobalVar, PrimFunc]]:
     """(global variable, function) of the PrimFuncs of ``mod`` that nobody has scheduled yet."""
-    for gv, func in mod.functions_items():
-        if isinstance(func, PrimFunc) and not (func.attrs and ALREADY_SCHEDULED in func.attrs):
+    for gv, func in functions_of(mod).items():
+        if not (func.attrs and ALREADY_SCHEDULED in func.attrs):
             yield gv, func
 
 

@@ -11,19 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvm_ext._tvm import (
-    Buffer,
-    BufferStore,
-    Expr,
-    Node,
-    PrimFunc,
-    SBlock,
-    SBlockRealize,
-    TensorLoad,
-    Var,
-    structural_walk,
-    tirx,
-)
+from tvm_ext._tvm import Buffer, BufferStore, Expr, PrimFunc, SBlock, SBlockRealize, TensorLoad, Var, nodes_in, tirx
 from tvm_ext.analysis.computations import mentions, substitute
 from tvm_ext.ir.build_ir import INDEX_DTYPE
 from tvm_ext.records.serialise import to_json
@@ -54,7 +42,7 @@ class _Open:
         buffers = [*func.params, *func.body.block.alloc_buffers]
         if not all(hasattr(buffer.ty, "shape") for buffer in buffers):
             return None  # it takes numbers
-        names = {variable for buffer in buffers for extent in buffer.ty.shape for variable in _variables(extent)}
+        names = {variable for buffer in buffers for variable in nodes_in(list(buffer.ty.shape), Var)}
         if len(names) != 1:
             return None
         (extent,) = names
@@ -79,9 +67,7 @@ class _Open:
 
     def _is_row_by_row(self) -> bool:
         """Whether no block has two iterators of the open extent, and uses one only as that place of open tensors."""
-        blocks: list[SBlock] = []
-        structural_walk(self.func.body.block.body, (SBlock, blocks.append))
-        return all(map(self._is_block_row_by_row, blocks))
+        return all(map(self._is_block_row_by_row, nodes_in(self.func.body.block.body, SBlock)))
 
     def _is_block_row_by_row(self, block: SBlock) -> bool:
         open_iterators = [iterator for iterator in block.iter_vars if mentions(iterator.dom.extent, self.extent)]
@@ -99,24 +85,15 @@ class _Open:
         """Every use of ``places`` in ``body`` is the index of an open axis, every such index one of ``places``, and the
         extent itself is no number that ``body`` computes with.
         """
-        good: list[bool] = []
-        uses: list[Buffer] = []
-
-        def access(buffer: Buffer, indices: Sequence[Expr]) -> None:
-            axis = self.axis_of(buffer)
-            if axis is not None:
-                good.append(any(indices[axis].same_as(place) for place in places))
-                uses.append(buffer)
-
-        structural_walk(body, [
-            (TensorLoad, lambda load: access(load.source, list(load.indices))),
-            (BufferStore, lambda store: access(store.buffer, list(store.indices))),
-        ])  # fmt: skip
-        variables = _variables(body)
+        accesses = [(load.source, load.indices) for load in nodes_in(body, TensorLoad)]
+        accesses += [(store.buffer, store.indices) for store in nodes_in(body, BufferStore)]
+        indices = [own[axis] for buffer, own in accesses if (axis := self.axis_of(buffer)) is not None]
+        good = all(any(at.same_as(place) for place in places) for at in indices)
+        variables = nodes_in(body, Var)
         in_places = sum(any(variable.same_as(place) for place in places) for variable in variables)
         # A walk over an access comes by the shape of its tensor, where the extent is.
         in_shapes = sum(variable.same_as(self.extent) for variable in variables)
-        return all(good) and in_places == in_shapes == len(uses)
+        return good and in_places == in_shapes == len(indices)
 
     def plan(self) -> StepLoop:
         count = len(self.func.params) - len(self.outputs)
@@ -137,26 +114,17 @@ class _Open:
         table = [(buffer, _sized(buffer, axis, size)) for buffer, axis in self.axes]
         body = substitute(self.func.body, [*table, (self.extent, size)])
         params = [next((new for old, new in table if old.same_as(param)), param) for param in self.func.params]
-        attributes = {key: self.func.attrs[key] for key in self.func.attrs.keys()} if self.func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
-        return PrimFunc(params, body, self.func.ret_type).with_attrs(attributes)
+        return PrimFunc(params, body, self.func.ret_type).with_attrs(dict(self.func.attrs or {}))
 
 
 def _known(extent: Expr) -> int | None:
     return int(extent) if isinstance(extent, tirx.IntImm) else None
 
 
-def _variables(node: Node) -> list[Var]:
-    """Of an expression or a statement, as often as they are there."""
-    found: list[Var] = []
-    structural_walk(node, (Var, found.append))
-    return found
-
-
 def _written(func: PrimFunc) -> list[Buffer]:
     """The parameters that are written, in order."""
-    stores: list[Buffer] = []
-    structural_walk(func.body, (BufferStore, lambda store: stores.append(store.buffer)))
-    return [param for param in func.params if any(param.same_as(buffer) for buffer in stores)]
+    stored = [store.buffer for store in nodes_in(func.body, BufferStore)]
+    return [param for param in func.params if any(param.same_as(buffer) for buffer in stored)]
 
 
 def _sized(buffer: Buffer, axis: int, size: Expr) -> Buffer:

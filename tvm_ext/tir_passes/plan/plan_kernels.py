@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tvm_ext._tvm import TensorLoad, structural_walk, tirx
+from tvm_ext._tvm import TensorLoad, nodes_in, tirx
 from tvm_ext.analysis.computation_exprs import access_of, axis_names, count_flops, count_operations, linear_index
 from tvm_ext.analysis.computation_rewrites import inline, split_divided_axes
 from tvm_ext.analysis.computations import Computation, OperatorBody, reads
@@ -137,9 +137,7 @@ def operations_after_inlining(producer: Computation, consumer: Computation) -> i
 
 
 def _times_read(producer: Computation, consumer: Computation) -> int:
-    found: list[bool] = []
-    structural_walk(consumer.value, (TensorLoad, lambda load: found.append(load.source.same_as(producer.target))))
-    return sum(found)
+    return sum(load.source.same_as(producer.target) for load in nodes_in(consumer.value, TensorLoad))
 
 
 def _choices_after_inlining(producer: Computation, consumer: Computation) -> int:
@@ -149,9 +147,7 @@ def _choices_after_inlining(producer: Computation, consumer: Computation) -> int
 
 
 def _choices(computation: Computation) -> int:
-    found: list[bool] = []
-    structural_walk(computation.value, (tirx.Select, lambda _: found.append(True)))
-    return len(found)
+    return len(nodes_in(computation.value, tirx.Select))
 
 
 def is_affine_copy(computation: Computation) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from tvm_ext._tvm import IRModule, PrimFunc, copy_module, ir, structural_equal, structural_hash
+from tvm_ext._tvm import IRModule, PrimFunc, copy_module, functions_of, ir, structural_equal, structural_hash
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.errors import IllegalRewrite
@@ -40,9 +40,8 @@ Split = Callable[[PrimFunc, str, RKernels], RTaskSplit]
 def with_splits(mod: IRModule, split: Split) -> IRModule:
     """``mod`` with what ``split`` says of each PrimFunc in the function's `RTASKS`, and with the rKernels."""
     result, kernels = copy_module(mod), RKernels()
-    for gv, func in mod.functions_items():
-        if isinstance(func, PrimFunc):
-            result[gv] = _with_split(func, gv.name_hint, kernels, split)
+    for gv, func in functions_of(mod).items():
+        result[gv] = _with_split(func, gv.name_hint, kernels, split)
     for name, kernel in kernels.functions.items():
         result[ir.GlobalVar(name)] = kernel
     return result

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import Analyzer, Expr, TensorLoad, structural_walk, tirx
+from tvm_ext._tvm import Analyzer, Expr, TensorLoad, nodes_in, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.device_code import NAMED_CALLS, called_name, constant_int, op_name, split_dtype
 from tvm_ext.analysis.predicates import reads_memory
@@ -199,9 +199,7 @@ def _where(which: Value, yes: Value, no: Value) -> Value:
 
 
 def _leaves_registers(scope: Scope, expr: Expr) -> bool:
-    found: list[Any] = []
-    structural_walk(expr, [(TensorLoad, lambda load: found.append(load.source))], order="pre")
-    return any(scope.buffer(source).scope != "local" for source in found)
+    return any(scope.buffer(load.source).scope != "local" for load in nodes_in(expr, TensorLoad))
 
 
 def _not(scope: Scope, expr: Expr) -> Closure:

@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from tvm_ext._tvm import Call, structural_walk
+from tvm_ext._tvm import Call, nodes_in
 from tvm_ext.analysis.device_code import called_name, split_dtype
 from tvm_ext.analysis.launches import DeviceKernel, GlobalTensor
 from tvm_ext.devices.device_db import lookup
@@ -199,9 +199,7 @@ def _run_kernel(
 
 def _is_synchronised(kernel: DeviceKernel) -> bool:
     """Whether its blocks wait for each other."""
-    names: list[str] = []
-    structural_walk(kernel.function.body, [(Call, lambda node: names.append(called_name(node)))], order="pre")
-    return any(name in device_sync.ALL for name in names)
+    return any(called_name(call) in device_sync.ALL for call in nodes_in(kernel.function.body, Call))
 
 
 def _check_limits(kernel: DeviceKernel, scope: Scope, record: Record) -> None:

@@ -11,17 +11,8 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tvm_ext._tvm import (
-    IF_THEN_ELSE,
-    Call,
-    Expr,
-    TensorLoad,
-    Var,
-    structural_equal,
-    structural_map,
-    structural_walk,
-    tirx,
-)
+from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, Var, nodes_in, structural_equal, structural_map, tirx
+from tvm_ext.analysis.predicates import reads_memory
 
 MOST_SECTIONS = 16
 """A choice: each is a loop of its own in the kernel's code."""
@@ -45,7 +36,8 @@ def sections(value: Expr, variable: Var, extent: int) -> list[Section]:
     """
     whole = Section(first=0, size=extent, value=value)
     parts = _cut(whole, variable)
-    return parts if len(parts) <= MOST_SECTIONS and sum(_reads(part.value) for part in parts) > 1 else [whole]
+    reading = sum(reads_memory(part.value) for part in parts)
+    return parts if len(parts) <= MOST_SECTIONS and reading > 1 else [whole]
 
 
 def _cut(part: Section, variable: Var) -> list[Section]:
@@ -70,21 +62,9 @@ def _cut(part: Section, variable: Var) -> list[Section]:
 
 def _changes(value: Expr, variable: Var) -> list[int]:
     """The places from which on a comparison of ``variable`` holds, or no longer holds; in order."""
-    places: set[int] = set()
-
-    def visit(node: Expr) -> None:
-        compared = _compared(node, variable)
-        if compared is not None:
-            places.update(place for place in range(compared.bound - 1, compared.bound + 2) if compared.changes(place))
-
-    structural_walk(value, [(kind, visit) for kind in _ORDERINGS])
-    return sorted(places)
-
-
-def _reads(value: Expr) -> bool:
-    found: list[Expr] = []
-    structural_walk(value, (TensorLoad, found.append))
-    return bool(found)
+    found = [_compared(node, variable) for node in nodes_in(value, tuple(_ORDERINGS))]
+    compared = [item for item in found if item is not None]
+    return sorted({place for own in compared for place in range(own.bound - 1, own.bound + 2) if own.changes(place)})
 
 
 @dataclass(frozen=True, slots=True)

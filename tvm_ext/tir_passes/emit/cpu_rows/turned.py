@@ -26,8 +26,8 @@ from tvm_ext._tvm import (
     Stmt,
     TensorLoad,
     Var,
+    nodes_in,
     structural_equal,
-    structural_walk,
     tirx,
 )
 from tvm_ext.analysis.computation_exprs import flat_form, flat_stride, itemsize_bytes
@@ -234,9 +234,7 @@ def _patch(counts: Sequence[int], overlaps: bool, most: int) -> tuple[int, int]:
 
 def has_guard(value: Expr) -> bool:
     """Whether a condition says which loads of ``value`` may be made."""
-    found: list[bool] = []
-    structural_walk(value, (Call, lambda call: found.append(call.op.same_as(IF_THEN_ELSE))))
-    return any(found)
+    return any(call.op.same_as(IF_THEN_ELSE) for call in nodes_in(value, Call))
 
 
 def _power_of_two(size: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tvm_ext._tvm import Expr, Stmt, Var, structural_map, structural_walk, tirx
+from tvm_ext._tvm import Expr, Stmt, Var, nodes_in, structural_map, tirx
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.predicates import contiguous_in
 from tvm_ext.ir.build_ir import SERIAL, index, loop, sequence
@@ -70,14 +70,8 @@ def turns_of(computation: Computation, axes: Sequence[Var]) -> list[WovenAxis]:
 
 def _turns(value: Expr, axis: Var) -> WovenAxis | None:
     """Those of the one remainder of ``axis`` in ``value``."""
-    known: set[tuple[int, int]] = set()
-
-    def visit(node: Expr) -> None:
-        parts = _parts(node, axis)
-        if parts is not None:
-            known.add(parts)
-
-    structural_walk(value, (tirx.FloorMod, visit))
+    found = [_parts(node, axis) for node in nodes_in(value, tirx.FloorMod)]
+    known = {parts for parts in found if parts is not None}
     if len(known) != 1:
         return None
     ((length, offset),) = known

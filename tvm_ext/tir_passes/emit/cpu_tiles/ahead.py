@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, structural_equal, structural_walk, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, nodes_in, structural_equal, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.analysis.tensor_expr import Access, Axis, TensorExpr
@@ -163,8 +163,7 @@ def epilogue_reads(
         return None
     found: list[Buffer] = []
     for consumer in epilogue:
-
-        def note(item: TensorLoad, consumer: Computation = consumer) -> None:
+        for item in nodes_in(consumer.value, TensorLoad):
             source = item.source
             alike = structural_equal(source.ty.shape, target.ty.shape) and dtype_of(source) == dtype_of(target)
             own = len(item.indices) == len(consumer.spatial) and all(
@@ -172,8 +171,6 @@ def epilogue_reads(
             )
             if alike and own and not any(source.same_as(known) for known in (target, *found)):
                 found.append(source)
-
-        structural_walk(consumer.value, (TensorLoad, note))
     steps = {p: expr.output.stride(axis.name) for p, axis in enumerate(expr.axes) if axis.kind == "spatial"}
     if not found or None in steps.values():
         return None

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import mul
 
-from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, Var, structural_map, structural_walk, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, Var, nodes_in, structural_map, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of
+from tvm_ext.analysis.predicates import is_in
 from tvm_ext.analysis.window import Window
 from tvm_ext.ir.build_ir import SERIAL, allocate, index, load, loop, new_buffer, store
 
@@ -87,12 +88,9 @@ def _values(computation: Computation, factor: Expr) -> tuple[Expr, list[int]] | 
     others.
     """
     used: list[Var] = []
-
-    def visit(variable: Var) -> None:
-        if not any(variable.same_as(other) for other in used):
-            used.append(variable)
-
-    structural_walk(factor, (Var, visit))
+    for found in nodes_in(factor, Var):
+        if not is_in(found, used):
+            used.append(found)
     if len(used) > 1 or not all(any(v.same_as(own) for own in computation.spatial) for v in used):
         return None
     variable = used[0] if used else computation.spatial[-1]

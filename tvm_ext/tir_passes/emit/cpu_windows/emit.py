@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, Var, structural_walk, tirx
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, Var, nodes_in, tirx
 from tvm_ext.analysis.computations import Computation, mentions, replace_equal_loads, substitute
 from tvm_ext.analysis.window import Window
 from tvm_ext.cost.window_layouts import WindowLayout
@@ -281,7 +281,5 @@ def may_overrun(window: Window, epilogue: Sequence[Computation]) -> bool:
 
 def _divides_by(value: Expr, variable: Var) -> bool:
     """Whether a divisor in ``value`` depends on ``variable``."""
-    found: list[bool] = []
-    divisions = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
-    structural_walk(value, [(kind, lambda node: found.append(mentions(node.b, variable))) for kind in divisions])
-    return any(found)
+    divisions = nodes_in(value, (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod))
+    return any(mentions(node.b, variable) for node in divisions)

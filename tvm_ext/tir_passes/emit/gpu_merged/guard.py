@@ -11,7 +11,7 @@ and loops that hold barriers are run by all. Worked example:
 
 from __future__ import annotations
 
-from tvm_ext._tvm import AllocBuffer, Call, DeclBuffer, Expr, For, Stmt, structural_walk, tirx
+from tvm_ext._tvm import AllocBuffer, Call, DeclBuffer, Expr, For, Stmt, nodes_in, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.device_code import op_name
 from tvm_ext.analysis.predicates import reads_memory
@@ -49,14 +49,8 @@ def guarded(body: Stmt, active: Expr) -> Stmt:
 
 def holds_barrier(statement: Stmt) -> bool:
     """Whether all threads of the block meet in ``statement``."""
-    found: list[Call] = []
-
-    def visit(call: Call) -> None:
-        if op_name(call) == BARRIER and str(call.args[0].value) != "warp":
-            found.append(call)
-
-    structural_walk(statement, (Call, visit))
-    return bool(found)
+    barriers = (call for call in nodes_in(statement, Call) if op_name(call) == BARRIER)
+    return any(str(call.args[0].value) != "warp" for call in barriers)
 
 
 def _sequence(statements: list[Stmt], active: Expr) -> Stmt:

@@ -24,6 +24,7 @@ from tvm_ext._tvm import (
     Stmt,
     TensorLoad,
     Var,
+    nodes_in,
     structural_map,
     structural_mutate,
     structural_walk,
@@ -137,14 +138,8 @@ def _without_launch(body: Stmt, indices: Mapping[str, Expr]) -> Stmt:
 
 
 def _shared_allocations(func: PrimFunc) -> list[AllocBuffer]:
-    found: list[AllocBuffer] = []
-
-    def visit(node: AllocBuffer) -> None:
-        if str(node.buffer.ty.storage_scope).startswith("shared"):
-            found.append(node)
-
-    structural_walk(func.body, (AllocBuffer, visit))
-    return found
+    found = nodes_in(func.body, AllocBuffer)
+    return [node for node in found if str(node.buffer.ty.storage_scope).startswith("shared")]
 
 
 def _bytes(buffer: Buffer) -> int:
@@ -165,12 +160,10 @@ def _rounded(size_bytes: int) -> int:
 
 
 def _refuse_bulk_copies(func: PrimFunc) -> None:
-    def visit(call: Call) -> None:
+    for call in nodes_in(func.body, Call):
         name = op_name(call)
         if any(word in name or any(word in str(argument) for argument in call.args[:4]) for word in _REFUSED):
             raise IllegalRewrite("it copies in bulk, by mbarriers that stay in shared memory")
-
-    structural_walk(func.body, (Call, visit))
 
 
 @dataclass(slots=True)
@@ -273,8 +266,6 @@ def _check_moved(body: Stmt, places: Mapping[int, Memory], views: Mapping[int, B
     """Raise IllegalRewrite where ``body`` still names what it was moved away from: an address that is used unseen."""
     own = {hash(view) for view in views.values()}
 
-    def visit(variable: Var) -> None:
+    for variable in nodes_in(body, Var):
         if hash(variable) in places and hash(variable) not in own:
             raise IllegalRewrite(f"it uses the address of {variable.name} in a way that is not known")
-
-    structural_walk(body, (Var, visit))

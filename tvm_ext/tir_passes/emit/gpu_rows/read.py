@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
 
-from tvm_ext._tvm import Buffer, Expr, Node, TensorLoad, Var, structural_equal, structural_walk, tirx
+from tvm_ext._tvm import Buffer, Expr, Node, TensorLoad, Var, nodes_in, structural_equal, tirx
 from tvm_ext.analysis.computation_exprs import analyzer_of
 from tvm_ext.analysis.computation_rewrites import drop_unit_axes, fuse_axes, split_divided_axes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads
@@ -194,9 +194,7 @@ def _fuse(form: RowForm, position: int) -> RowForm:
 
 
 def _divides(node: Node) -> bool:
-    found: list[Expr] = []
-    structural_walk(node, [(tirx.FloorDiv, found.append), (tirx.FloorMod, found.append)])
-    return bool(found)
+    return bool(nodes_in(node, (tirx.FloorDiv, tirx.FloorMod)))
 
 
 def _address_runs(computation: Computation, form: RowForm, params: Sequence[Buffer]) -> Computation:

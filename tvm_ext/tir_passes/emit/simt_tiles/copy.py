@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from tvm_ext._tvm import Analyzer, Buffer, Expr, Stmt, TensorLoad, Var, ir, structural_walk, tirx
+from tvm_ext._tvm import Analyzer, Buffer, Expr, Stmt, TensorLoad, Var, ir, nodes_in, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes, linear_index
 from tvm_ext.analysis.computations import dtype_of, mentions, replace_loads, static_shape
 from tvm_ext.devices.gpu import SECTOR_BYTES, VECTOR_BYTES, WARP
@@ -152,8 +152,7 @@ def is_vector(value: Expr, element: Var, width: int) -> bool:
     Every load must be of ``width`` neighbours from a multiple of ``width``, or not depend on ``element``; nor may
     anything outside the loads (a padding's condition).
     """
-    loads: list[TensorLoad] = []
-    structural_walk(value, (TensorLoad, loads.append), order="pre")
+    loads = nodes_in(value, TensorLoad)
     if mentions(replace_loads(value, lambda item: tirx.const(0, dtype_of(item))), element):
         return False
     return all(is_vector_access(item.source, item.indices, element, width) for item in loads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tvm_ext._tvm import Buffer, BufferStore, Expr, Stmt, Var, structural_walk, tirx
+from tvm_ext._tvm import Buffer, BufferStore, Expr, Stmt, Var, nodes_in, tirx
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.ir.build_ir import UNROLLED, VECTORIZED, accumulate, bind_at, flat, if_all, index, load, loop, store
 from tvm_ext.ir.simt_ir import unrolled
@@ -98,8 +98,7 @@ def over_registers(tiling: SimtTiling, axes: Sequence[int], body: Callable[[Numb
 
 def is_vector_store(statement: Stmt, element: Var, width: int) -> bool:
     """Whether the stores of ``statement`` for ``element`` in range(width), and its loads, are aligned vectors."""
-    stores: list[BufferStore] = []
-    structural_walk(statement, (BufferStore, stores.append))
+    stores = nodes_in(statement, BufferStore)
     return all(
         is_vector_access(item.buffer, item.indices, element, width) and is_vector(item.value, element, width)
         for item in stores
