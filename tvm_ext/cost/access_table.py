@@ -147,14 +147,8 @@ class AccessTable:
             row = prod(spans)
         else:
             for (size, _), span in zip(reversed(self.dims), reversed(spans), strict=True):
-                if open_row is True:
-                    row = row * span
-                    open_row = span == size
-                elif open_row is False:
-                    rows = rows * span
-                else:
-                    row, rows = row * np.where(open_row, span, 1), rows * np.where(open_row, 1, span)
-                    open_row = open_row & (span == size)
+                row, rows = row * chosen(open_row, span, 1), rows * chosen(open_row, 1, span)
+                open_row = open_row & (span == size)
         aligned = transaction_bytes if self.starts is None else self._aligned_bytes(shape, transaction_bytes)
         units: Any = row * self.itemsize_bytes / aligned
         whole: Any = np.ceil(units) if isinstance(units, _COLUMN) else ceil(units)
@@ -178,10 +172,9 @@ class AccessTable:
     def _aligned_bytes(self, shape: Shape, transaction_bytes: int) -> int:
         """Of which all rows of a tile begin at multiples, at most a transaction: the first one, tiles' steps, rows."""
         assert self.starts is not None
-        aligned, behind, inside = transaction_bytes, self.itemsize_bytes, True
-        for (size, terms), start, span in zip(
-            reversed(self.dims), reversed(self.starts), reversed(self.spans(shape)), strict=True
-        ):
+        aligned, inside = transaction_bytes, True
+        behind, parts = self.itemsize_bytes, (self.dims, self.starts, self.spans(shape))
+        for (size, terms), start, span in zip(*map(reversed, parts), strict=True):
             if inside and span < size:
                 moves = [step * shape[axis] for axis, step in terms or () if shape[axis] < self.extents[axis]]
                 aligned = gcd(aligned, *(max(1, int(behind * move)) for move in (start, *moves) if move))

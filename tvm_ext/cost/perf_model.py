@@ -146,7 +146,7 @@ class PerfModel:
             self._traffic[key] = self._traffic_bytes(level, shape)
         return self._traffic[key]
 
-    def _traffic_bytes(self, level: int, shape: Shape) -> float:
+    def _traffic_bytes(self, level: int, shape: Shape, *, waited: bool = False) -> float:
         spatial, steps = self._tile_ratios(shape) if self.is_cpu else self.tile_counts(shape)
         if level == 0 and self.is_cpu:
             loads = self.core.operand_loads(shape)
@@ -161,8 +161,11 @@ class PerfModel:
             if shared_by_threads:
                 total += count * table.elements(shape) * table.itemsize_bytes
             else:
-                total += count * table.loaded_bytes(shape, below.transaction_bytes)
-        if self.is_cpu or level + 1 == self.last_level:
+                line, loaded = below.transaction_bytes, count * table.loaded_bytes(shape, below.transaction_bytes)
+                total += (
+                    loaded * (1 / self.machine.row_share(below, table.row_bytes(shape, line)) - 1) if waited else loaded
+                )
+        if not waited and (self.is_cpu or level + 1 == self.last_level):
             total += spatial * self.output.loaded_bytes(shape, 1 if shared_by_threads else below.transaction_bytes)
         return total
 
@@ -313,20 +316,12 @@ class PerfModel:
         traffic += self._fused_bytes() if level + 1 == self.last_level else 0.0
         return traffic, self.layer_s(level, traffic + self.waited_bytes(level, resident))
 
-    def waited_bytes(self, level: int, shape: Shape) -> Any:
+    def waited_bytes(self, level: int, shape: Shape) -> float:
         """What could be loaded into ``level`` while it waits for short rows far apart (§3.3's small accesses).
 
         Worked example: 1 MiB of rows of 64 bytes, which come at 0.4 of the rate, takes as long as 2.5 MiB.
         """
-        below = self.device.layers[level + 1]
-        if level == 0 or not self.device.row_shares:
-            return 0.0
-        spatial, steps = self._tile_ratios(shape)
-        return sum(
-            spatial * (steps if table.uses_reduction else 1) * table.loaded_bytes(shape, below.transaction_bytes)
-            * (1 / self.machine.row_share(below, table.row_bytes(shape, below.transaction_bytes)) - 1)
-            for table in self.inputs
-        )  # fmt: skip
+        return self._traffic_bytes(level, shape, waited=True) if level and self.device.row_shares else 0.0
 
     def layer_s(self, level: int, traffic_bytes: float) -> float:
         """Seconds of loading so much into ``level`` from the layer below."""

@@ -68,12 +68,11 @@ def measured_row(spec: DeviceSpec, found: CpuMeasurement, when: str, kept: Devic
     standing = [item for item in facts if _stands_out(item, known.get(item.field), found.agrees)]
     if kept is not None and not standing:
         return kept
-    tables, fields = _used(spec), {item.field for item in standing} | {"row"}
-    earlier = [
-        item
-        for path, item in known.items()
-        if path not in fields and (path not in tables or item.value != tables[path].value)
-    ]
+    tables, fields = (
+        {path: item.value for path, item in _used(spec).items()},
+        {item.field for item in standing} | {"row"},
+    )
+    earlier = [item for path, item in known.items() if path not in fields and item.value != tables.get(path)]
     differ = len(standing) + len(earlier)
     named = fact(
         "row",
@@ -114,9 +113,7 @@ def _facts(spec: DeviceSpec, found: CpuMeasurement, where: str) -> list[Fact]:
             facts.append(fact(f"layers.{layer}.bandwidth_gb_per_s", rate, "GB/s", f"{source}: vector loads"))
         elif int(row) < ROW_BYTES[-1]:
             share = min(1.0, rate / rates[f"{layer}.{ROW_BYTES[-1]}"])
-            facts.append(
-                fact(f"row_shares.{name}", share, "of rows of 4 KiB", f"{source}: rows of {row} bytes, one core")
-            )
+            facts.append(fact(f"row_shares.{name}", share, "of rows of 4 KiB", f"{source}: rows by one core"))
     for name, cycles in found.function_cycles:
         facts.append(fact(f"function_cycles.{name}", cycles, "cycles of a register", f"{source}: chains of it"))
     return facts

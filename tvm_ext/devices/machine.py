@@ -140,10 +140,7 @@ class Machine:
         return rate * 1e9 if rate else inf
 
     def row_share(self, layer: MemoryLayer, row_bytes: Any) -> Any:
-        """Share of the `rate` at which rows so long come that lie far apart (paper §3.3); 1.0 where nobody measured.
-
-        Lengths may be an array.
-        """
+        """Share of the `rate` at which rows far apart, so long each, come (paper §3.3); 1.0 where nobody measured."""
         shares = dict(self.spec.row_shares)
         share: Any = 1.0
         for size in reversed(ROW_BYTES):

@@ -34,8 +34,7 @@ LIMIT_SECONDS = 15.0
 ONE_CORE, FLOAT32, FLOAT64, CLOCK, ALONE, REGION = "float32_one", "float32", "float64", "clock", "serial", "parallel"
 FUNCTION = "function_"  # prefix of the names of functions' benchmarks
 ROW_GAP_BYTES = 1024
-"""Between short rows: a choice. Rows of 64 bytes come from an Ice Lake's L3 at 0.75 of the rate of long ones with gaps
-of 64 to 512 bytes, at 0.4 with 1 KiB, and at 0.1 with a page, where each also misses the TLB."""
+"""Between short rows: a choice. On an Ice Lake less makes them faster, a page slower (docs/devices.md)."""
 FUNCTION_CHAINS = 4  # a choice: an exp of four registers still has room for its constants
 
 

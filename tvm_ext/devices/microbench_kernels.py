@@ -73,6 +73,9 @@ def load_kernel(lanes: int, cores: int, blocks: int, passes: int, row: int = 1, 
     width, chains, apart = LOAD_CHAINS * lanes, LOAD_CHAINS, pitch or row * lanes
     extent = blocks * chains // row * apart
 
+    def place(vector: Expr) -> Expr:
+        return vector // row * apart + vector % row * lanes
+
     @T.prim_func(s_tir=True)
     def main(data: T.Buffer((cores, extent), "float32"), sums: T.Buffer((cores, width), "float32")):
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
@@ -86,13 +89,7 @@ def load_kernel(lanes: int, cores: int, blocks: int, passes: int, row: int = 1, 
                     for chain in T.unroll(chains):
                         for lane in T.vectorized(lanes):
                             x[chain * lanes + lane] = (
-                                x[chain * lanes + lane]
-                                + data[
-                                    core,
-                                    (block * chains + chain) // row * apart
-                                    + (block * chains + chain) % row * lanes
-                                    + lane,
-                                ]
+                                x[chain * lanes + lane] + data[core, place(block * chains + chain) + lane]
                             )
             for chain in T.unroll(chains):
                 for lane in T.vectorized(lanes):
