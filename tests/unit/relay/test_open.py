@@ -196,7 +196,10 @@ def test_an_encoder_of_listed_lengths() -> None:
         np.testing.assert_array_equal(_run(module, x), np.concatenate(single))
     with pytest.raises(InputError, match=r"'seq' is 5, and the library has variants for 4, 6 .* listed") as error:
         _run(module, _whole(1, 5, 8))
-    assert "InferenceSession" in error.value.remedy
+    assert error.value.remedy.startswith("pad a sequence of tokens to 6, with zeros in its attention mask, build it")
+    with pytest.raises(InputError, match="'seq' is 7") as error:
+        _run(module, _whole(1, 7, 8))
+    assert error.value.remedy.startswith("build it for this size, too, or use tvm_ext.InferenceSession")
 
 
 def test_a_batch_that_mixes_is_built_size_by_size_or_refused() -> None:
