@@ -135,9 +135,13 @@ def measure(timed: tuple[int, ...], rounds: int, folder: Path) -> OpenLengths:
 
 
 def _run(module: Any, inputs: Mapping[str, Any], length: int = 0) -> Any:
+    result: list[Any] = []  # its memory is used again, as by `GraphModule.benchmark` and ONNX Runtime's binding
+
     def run() -> Any:
         module.run(**(padded(inputs, length) if length else inputs))
-        return module.get_output(0).numpy()
+        if not result:
+            result.append(module.get_output(0).numpy())
+        return module.get_output(0, out=result[0])
 
     return run
 

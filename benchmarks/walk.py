@@ -1,7 +1,7 @@
 """docs/walk.md: every command of README, the guide and the command line, run on small models, with what it prints.
 
 python benchmarks/walk.py              # all, in a folder that is made for it and removed
-python benchmarks/walk.py --only tune  # those with this word anew; the page keeps the others
+python benchmarks/walk.py --only "tune|database"  # those that match anew; the page keeps the others
 
 The page names the machine that most outputs come from, and behind each other output its own.
 """
@@ -242,18 +242,18 @@ def outputs_in(page: str) -> dict[str, Printed]:
 
 
 def ran(sections: dict[str, list[Step]], only: str | None) -> Iterator[tuple[str, str]]:
-    """Runs the commands, in their order; with ``only`` those that have this word, and what writes files for them."""
+    """Runs the commands, in their order; with ``only`` those that match it, and what writes files for them."""
     with tempfile.TemporaryDirectory(prefix="walk-") as name, progress() as tell:
         folder = Path(name)
         prepare(folder)
         for step in (step for steps in sections.values() for step in steps if not step.not_run):
-            if only is None or only in step.command:
+            if only is None or re.search(only, step.command):
                 tell(step.command)
                 yield step.command, printed_by(step, folder)
 
 
 def main(
-    only: Annotated[str | None, typer.Option(help="Run the commands with this word alone.")] = None,
+    only: Annotated[str | None, typer.Option(help="Run the commands that match this expression alone.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = PAGE,
 ) -> None:
     """Run the commands and write the page, after each of them."""

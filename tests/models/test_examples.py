@@ -32,7 +32,7 @@ SMALLER = {
         "bert.build_minilm(batch=1, sequence=128)": '"mlp"',
         "rounds=5, stock_budget_s=5": "rounds=1, stock_budget_s=0.1",
     },
-    "slow_model": {'"squeezenet"': '"mlp"', ", tune=TRIALS": ""},
+    "slow_model": {'"squeezenet"': '"mlp"', ", tune=BUDGET": ""},
     "torch": {"COMPILE = True": "COMPILE = False", "CHANNELS = 64": "CHANNELS = 16"},
 }
 """What an everyday run puts in the place of a notebook's models, or of a script's."""

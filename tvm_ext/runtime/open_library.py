@@ -166,6 +166,8 @@ class OpenModule(InputSetter):
         Raises InputError for inputs that were never set or whose sizes differ, and for a size that cannot run.
         """
         with self._one_thread:
+            if self._ran_as_given(inputs):
+                return
             self._set(inputs)
             self._turns.check_inputs()
             self.arguments()
@@ -176,6 +178,21 @@ class OpenModule(InputSetter):
             else:
                 self._run_parts(sizes, parts)
             self._turns.has_run()
+
+    def _ran_as_given(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether a variant that ran before has run all ``inputs``, arrays: it copies them without questions."""
+        if len(inputs) != len(self.inputs) or not all(type(inputs.get(own.name)) is np.ndarray for own in self.inputs):
+            return False
+        module = self._modules.get(self._library.sizes_of({name: value.shape for name, value in inputs.items()}))
+        if module is None or any(inputs[own.name].shape != own.shape for own in module.inputs):
+            return False
+        module.run(**inputs)
+        self._values = {name: np.from_dlpack(module.get_input(name)) for name in inputs}
+        self._given = self._ran = module
+        for name in inputs:
+            self._turns.has_set(name)
+        self._turns.has_run()
+        return True
 
     def parts(self) -> list[tuple[int, ...]]:
         """The sizes of the variants that the present inputs run through, in order."""

@@ -152,9 +152,11 @@ def _no_size(dimension: OpenDimension, size: int) -> tuple[str, str]:
             f"dimension {dimension.name!r} is {size}, and the library runs 1 to {dimension.largest}.",
             "divide the batch, or build the library for a larger range",
         )
+    larger = next((own for own in dimension.sizes if own > size), None)
+    padding = f"pad a sequence of tokens to {larger}, with zeros in its attention mask, " if larger else ""
     return (
         f"dimension {dimension.name!r} is {size}, and the library has variants for {sizes} ({dimension.reason}).",
-        "build it for this size, too, or use tvm_ext.InferenceSession, which compiles shapes as they come",
+        f"{padding}build it for this size, too, or use tvm_ext.InferenceSession, which compiles shapes as they come",
     )
 
 

@@ -132,6 +132,23 @@ def test_outputs_are_the_callers(library: relay.OpenLibrary) -> None:
     assert module.get_output(0, out=np.empty((4, 5), "float32")).shape == (4, 5)
 
 
+def test_a_variant_that_ran_before_takes_inputs_as_they_come(library: relay.OpenLibrary) -> None:
+    module, x = library["default"](), _whole(4, 3, 6, 6)
+    first, other = _run(module, x), _run(module, x + 1)
+    np.testing.assert_array_equal(_run(library["default"](), x + 1), other)
+    x[...] = 0  # the variant has copied them
+    module.run()
+    np.testing.assert_array_equal(module.get_output(0).numpy(), other)
+    assert module.has_input("x") and module.parts() == [(4,)]
+    with pytest.raises(InputError, match="expects batchx3x6x6 float32"):
+        module.run(x=_whole(4, 3, 6, 5))
+    with pytest.raises(InputError, match="but was given 4x3x6x6 float64"):
+        module.run(x=x.astype("float64"))
+    module.run()
+    np.testing.assert_array_equal(module.get_output(0).numpy(), other)
+    assert not np.array_equal(first, other)
+
+
 def test_exported_and_loaded(library: relay.OpenLibrary, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "open.so"
     library.export_library(path)
@@ -179,7 +196,10 @@ def test_an_encoder_of_listed_lengths() -> None:
         np.testing.assert_array_equal(_run(module, x), np.concatenate(single))
     with pytest.raises(InputError, match=r"'seq' is 5, and the library has variants for 4, 6 .* listed") as error:
         _run(module, _whole(1, 5, 8))
-    assert "InferenceSession" in error.value.remedy
+    assert error.value.remedy.startswith("pad a sequence of tokens to 6, with zeros in its attention mask, build it")
+    with pytest.raises(InputError, match="'seq' is 7") as error:
+        _run(module, _whole(1, 7, 8))
+    assert error.value.remedy.startswith("build it for this size, too, or use tvm_ext.InferenceSession")
 
 
 def test_a_batch_that_mixes_is_built_size_by_size_or_refused() -> None:
