@@ -100,6 +100,7 @@ def random_programs(case: Case, count: int, seed: int) -> list[RProgram]:
 def _row(timed: Timed) -> dict[str, Any]:
     return {
         "vector_axis": timed.program.vector_axis,
+        "order": timed.program.order,
         "tiles": {layer: tile.sizes for layer, tile in timed.program.tiles},
         "predicted_us": timed.program.prediction.time_s * 1e6,
         "measured_us": timed.time_s * 1e6,

@@ -299,6 +299,11 @@ def functions_of(mod: IRModule, kind: type = PrimFunc) -> dict[GlobalVar, Any]:
     return {gv: func for gv, func in mod.functions_items() if isinstance(func, kind)}
 
 
+def separate_copy(func: PrimFunc) -> PrimFunc:
+    """``func`` again, of nodes of its own: stock TVM's Schedule changes loops in place that another function shares."""
+    return tvm.ir.load_json(tvm.ir.save_json(func))
+
+
 OnnxConverter = Callable[[BlockBuilder, Sequence[Expr], Mapping[str, Any], int], Expr]
 """Builder, operands, attributes, opset -> result."""
 

@@ -30,12 +30,15 @@ from tests.support.random_chains.onnx_model import onnx_model
 from tests.support.random_chains.record import ChainCase
 from tests.support.random_chains.reference import difference, expected_outputs
 from tests.support.random_operators.opencl import DEVICES, in_turn
+from tests.unit.compilers import needs_cc
 from tvm_ext import relay
 from tvm_ext.errors import ModelError
 
 EVERYDAY = len(PRODUCERS)
 EVERYDAY_GPU = 8
-ALL, ALL_GPU = 5000, 300
+ALL, ALL_GPU, ALL_TEMPLATES = 5000, 300, 100
+EVERYDAY_TEMPLATES = (0, 1)
+BY_TEMPLATES = Settings(devices=("nvidia-a100", "nvidia-h200", "nvidia-t4"), tensors="float16", way="templates")
 MOST_REFUSED = 0.01
 needs_opencl = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
 
@@ -63,6 +66,16 @@ def test_the_opencl_of_a_chain_agrees_with_onnx_runtime(index: int) -> None:
     assert result.outcome == "passed", f"{case}\n{result.outcome}: {result.problem}"
 
 
+@needs_cc
+@pytest.mark.parametrize("index", EVERYDAY_TEMPLATES)
+def test_a_build_with_templates_agrees_with_onnx_runtime(index: int) -> None:
+    """Our kernels in the interpreter, CUTLASS's regions by their host functions and plain C++."""
+    case = FAMILY.draw(1, index, BY_TEMPLATES)
+    result = attempt(case)
+    assert result.outcome == "passed", f"{case}\n{result.outcome}: {result.problem}"
+    assert dict(result.paths)["template"] >= 1
+
+
 def _none_fails(cases: list[ChainCase]) -> None:
     results = list(FAMILY.results(cases))
     assert len(results) == len(cases)
@@ -75,6 +88,13 @@ def _none_fails(cases: list[ChainCase]) -> None:
 @pytest.mark.timeout(4 * 3600)
 def test_five_thousand_agree_with_onnx_runtime() -> None:
     _none_fails([draw_case(0, index) for index in range(ALL)])
+
+
+@needs_cc
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_hundred_builds_with_templates_agree_with_onnx_runtime() -> None:
+    _none_fails([FAMILY.draw(1, index, BY_TEMPLATES) for index in range(ALL_TEMPLATES)])
 
 
 @needs_opencl

@@ -28,6 +28,9 @@ Devices = Annotated[list[str] | None, typer.Option(help="Rows to build for in tu
 Kinds = Annotated[list[str] | None, typer.Option("--kind", help="Only cases of these kinds.")]
 Results = Annotated[Path | None, typer.Option(help="Each result as it comes; what is there is not run again.")]
 Precision = Annotated[str, typer.Option(help="What float32 products run in: float32 or bfloat16.")]
+Way = Annotated[
+    str, typer.Option(help="What runs a GPU's kernels: opencl, interpreter, or templates: CUTLASS's beside it.")
+]
 Tensors = Annotated[str, typer.Option(help="Type of all floats, bfloat16; as they are drawn if left out.")]
 Output = Annotated[Path | None, typer.Option(help="Where to write what came of it as JSON.")]
 

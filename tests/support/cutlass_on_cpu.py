@@ -111,10 +111,13 @@ def emit_gemm(config: GemmConfig, epilogue: Epilogue, problem: CutlassProblem) -
     a = "i * call->lda + k" if layout_a == "row" else "k * call->lda + i"
     b = "k * call->ldb + j" if layout_b == "row" else "j * call->ldb + k"
     reads, quoted, out = _epilogue(epilogue, "call->n")
+    place = "p * call->batch_d + i * call->n + j"
+    start, store = _stored(epilogue, quoted, out, place, ("call->m * call->batch", "p * call->m + i"), ("call->n", "j"))
     return f"""{_FUNCTIONS}{emit.GEMM_CALL.once}
 extern "C" int64_t {symbol}_workspace_bytes(GemmCall const* call) {{ return call->split_k > 1 ? 64 : 0; }}
 extern "C" int32_t {symbol}(GemmCall const* call, void* workspace, int64_t bytes, void*) {{
   if ((workspace != nullptr) != (bytes > 0) || (call->split_k > 1) != (bytes > 0)) return 4;
+  {start}
   for (int64_t p = 0; p < call->batch; ++p)
     for (int64_t i = 0; i < call->m; ++i)
       for (int64_t j = 0; j < call->n; ++j) {{
@@ -123,7 +126,7 @@ extern "C" int32_t {symbol}(GemmCall const* call, void* workspace, int64_t bytes
           accum += {total}(static_cast<{operand} const*>(call->a)[p * call->batch_a + {a}]) *
                    {total}(static_cast<{operand} const*>(call->b)[p * call->batch_b + {b}]);
         {reads}
-        static_cast<{out}*>(call->d)[p * call->batch_d + i * call->n + j] = {out}({quoted});
+        {store}
       }}
   return 0;
 }}
@@ -144,6 +147,24 @@ def _epilogue(epilogue: Epilogue, columns: str, before: int = 0) -> tuple[str, s
     return reads, epilogue.expression.replace("'", '"'), TYPES[epilogue.out_dtype]
 
 
+def _stored(
+    epilogue: Epilogue, quoted: str, out: str, place: str, rows: tuple[str, str], columns: tuple[str, str]
+) -> tuple[str, str]:
+    """Before all and at an element: the value to its ``place``, or to the sum or maximum over rows or columns.
+
+    ``rows`` and ``columns``: how many there are, and which one it is.
+    """
+    if epilogue.reduction is None:
+        return "", f"static_cast<{out}*>(call->d)[{place}] = {out}({quoted});"
+    count, element = columns if epilogue.reduction.over == "rows" else rows
+    value = quoted[quoted.index("(") :]
+    fill, step = "0", f"to += {value};"
+    if epilogue.reduction.function == "max":
+        fill, step = "-INFINITY", f"float const value = {value}; if (!(to != to) && !(value <= to)) to = value;"
+    start = f"for (int64_t x = 0; x < {count}; ++x) static_cast<float*>(call->d)[x] = {fill};"
+    return start, f"{{ float& to = static_cast<float*>(call->d)[{element}]; {step} }}"
+
+
 def emit_convolution(config: ConvolutionConfig | DepthwiseConfig, epilogue: Epilogue) -> str:
     """`byoc_cutlass.emit_convolution.emit_convolution` and `depthwise.emit_depthwise`, for the CPU."""
     symbol, operand = kernel_symbol(config.name, epilogue), TYPES[config.arithmetic]
@@ -156,12 +177,15 @@ def emit_convolution(config: ConvolutionConfig | DepthwiseConfig, epilogue: Epil
         at_b = "(c * call->r + r) * call->s + s"
     if isinstance(config, ConvolutionConfig) and config.stores_planes:
         at_d = "(image * call->k + j) * call->p * call->q + i % (call->p * call->q)"
+    rows = ("int64_t(call->n) * call->p * call->q", "i")
+    start, store = _stored(epilogue, quoted, out, at_d, rows, ("call->k", "j"))
     position = "0" if planes is not None else "(r * call->s + s) * channels"
     return f"""{_FUNCTIONS}{convolutions.CONVOLUTION_CALL.once}
 extern "C" int64_t {symbol}_workspace_bytes(ConvolutionCall const* call) {{ return call->split_k > 1 ? 64 : 0; }}
 extern "C" int32_t {symbol}(ConvolutionCall const* call, void* workspace, int64_t bytes, void*) {{
   if ((workspace != nullptr) != (bytes > 0) || (call->split_k > 1) != (bytes > 0)) return 4;
   int const channels = call->c / call->groups, filters = call->k / call->groups;
+  {start}
   for (int i = 0; i < call->n * call->p * call->q; ++i)
     for (int j = 0; j < call->k; ++j) {{
       int const image = i / (call->p * call->q), row = i / call->q % call->p, column = i % call->q;
@@ -177,7 +201,7 @@ extern "C" int32_t {symbol}(ConvolutionCall const* call, void* workspace, int64_
           for (int c = 0; c < channels; ++c) accum += {total}({operand}(a[{at_a}])) * {total}(b[{at_b}]);
         }}
       {reads}
-      static_cast<{out}*>(call->d)[{at_d}] = {out}({quoted});
+      {store}
     }}
   return 0;
 }}

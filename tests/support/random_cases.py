@@ -33,6 +33,7 @@ from .commands import (
     Results,
     Seed,
     Tensors,
+    Way,
     console,
     watched,
     write,
@@ -75,10 +76,11 @@ AnyCase = TypeVar("AnyCase", bound=Case)
 class Figures:
     """What a case that is right says of itself. ``share``: its largest error by what is allowed.
 
-    ``off`` of ``values`` bytes are one step away, which is allowed.
+    ``off`` of ``values`` bytes are one step away, which is allowed. ``templates``: kernels that are CUTLASS's.
     """
 
     operators: Sequence[OperatorReport] = ()
+    templates: int = 0
     share: float = 0.0
     off: int = 0
     values: int = 0
@@ -123,7 +125,8 @@ def attempted(case: AnyCase, run: Callable[[AnyCase], Figures]) -> CaseResult:
     except EXPECTED_ERRORS as error:
         outcome, problem = "raised", f"{type(error).__name__}: {error}"
     else:
-        paths = Counter(item.choice.path for item in found.operators)
+        paths: Counter[str] = Counter(item.choice.path for item in found.operators)
+        paths += Counter(template=found.templates)
         return CaseResult(
             index=case.index, kind=case.kind, outcome="passed", seconds=time.perf_counter() - start,
             paths=tuple(paths.items()), share=found.share, off=found.off, values=found.values,
@@ -240,12 +243,20 @@ def document(results: Sequence[CaseResult], drawn: Callable[[int], object], **ab
     return json.dumps(record, indent=1) + "\n"
 
 
+WAYS = ("opencl", "interpreter", "templates")
+"""What runs the kernels of GPUs: OpenCL; the SIMT interpreter; this, and CUTLASS's templates as plain C++."""
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Which machine and numbers cases are drawn for: ``devices`` in turn; ``precision`` and ``tensors`` as options."""
+    """Which machine and numbers cases are drawn for: ``devices`` in turn; ``precision`` and ``tensors`` as options.
+
+    ``way``: what runs the kernels of GPUs, one of `WAYS`.
+    """
 
     devices: tuple[str, ...] = ()
+    way: str = "opencl"
     precision: str = "float32"
     tensors: str = ""
 
@@ -254,7 +265,8 @@ class Settings:
 class Family(Generic[AnyCase]):
     """One sort of random cases: ``what`` against which reference; ``draw`` takes the seed, a number and settings.
 
-    ``hint`` says more about a case that is wrong. ``has_settings``: cases may be drawn for other `Settings`.
+    ``hint`` says more about a case that is wrong. ``has_settings``: cases may be drawn for other `Settings`, of the
+    ``ways`` alone.
     """
 
     name: str
@@ -265,6 +277,7 @@ class Family(Generic[AnyCase]):
     attempt: Callable[[AnyCase], CaseResult]
     hint: Callable[[AnyCase], str] | None = None
     has_settings: bool = True
+    ways: tuple[str, ...] = ("opencl",)
 
     @property
     def trial(self) -> Trial[AnyCase, CaseResult]:
@@ -291,12 +304,15 @@ def command(family: Family[AnyCase]) -> typer.Typer:
         device: Devices = None,
         precision: Precision = "float32",
         tensors: Tensors = "",
+        way: Way = "opencl",
         output: Output = None,
         results: Results = None,
     ) -> None:
-        settings = Settings(devices=tuple(device or ()), precision=precision, tensors=tensors)
+        settings = Settings(devices=tuple(device or ()), precision=precision, tensors=tensors, way=way)
         if not family.has_settings and settings != Settings():
             raise typer.BadParameter(f"{family.name} are drawn with what they are built for")
+        if way not in family.ways:
+            raise typer.BadParameter(f"{family.name} have no way {way!r}; the ways are {', '.join(family.ways)}")
         unknown = [name for name in kind or [] if name not in family.kinds]
         if unknown:
             raise typer.BadParameter(f"there is no kind {unknown[0]!r}; the kinds are {', '.join(family.kinds)}")

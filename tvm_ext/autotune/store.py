@@ -6,6 +6,7 @@ is wrong with one becomes a note, and the models decide.
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -114,17 +115,17 @@ class MeasurementStore:
         return self._read
 
     def _read_base(self, path: Path, found: dict[str, list[Trial]]) -> None:
-        before = {(key, trial.configuration) for key, trials in found.items() for trial in trials}
-        refused: list[RefusedRecord] = []
         try:
-            for item in read_any(path):
-                if isinstance(item, RefusedRecord):
-                    refused.append(item)
-                elif (item.workload.key, item.trial.configuration) not in before:
-                    found.setdefault(item.workload.key, []).append(item.trial)
-                    self._known[item.workload.key] = item.workload
-        except (DatabaseError, InputError) as error:
+            state = path.stat()
+            base, refused = _records_of(path, state.st_mtime_ns, state.st_size)
+        except (DatabaseError, InputError, OSError) as error:
             self._note(str(path), str(error))
+            return
+        for key, (workload, trials) in base.items():
+            before = {trial.configuration for trial in found.get(key, ())}
+            if new := [trial for trial in trials if trial.configuration not in before]:
+                found.setdefault(key, []).extend(new)
+                self._known[key] = workload
         if refused:
             self._note(str(path), f"{len(refused)} records of the base {path} are left out, first {refused[0]}")
 
@@ -132,6 +133,23 @@ class MeasurementStore:
         if kind not in self.notes:
             self.notes[kind] = text
             warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+
+BaseRecords = Mapping[str, tuple[MeasuredWorkload, list[Trial]]]
+"""A base's workloads and their trials, by the workload's key."""
+
+
+@functools.lru_cache(maxsize=8)  # a choice: above the bases that one process consults
+def _records_of(path: Path, _modified_ns: int, _size: int) -> tuple[BaseRecords, tuple[RefusedRecord, ...]]:
+    """What the file of this name, time and size holds; parsed once a process, not by each build."""
+    found: dict[str, tuple[MeasuredWorkload, list[Trial]]] = {}
+    refused: list[RefusedRecord] = []
+    for item in read_any(path):
+        if isinstance(item, RefusedRecord):
+            refused.append(item)
+        else:
+            found.setdefault(item.workload.key, (item.workload, []))[1].append(item.trial)
+    return found, tuple(refused)
 
 
 # --- What the store of measurements knows of rTasks, for the schedules of a build -------------------------------------

@@ -1,7 +1,8 @@
-"""Attention by CUTLASS's example 41: both products and the softmax between them in one kernel.
+"""Attention by CUTLASS's examples 41 and 88: both products and the softmax between them in one kernel.
 
 A threadblock has a tile of queries and goes over the keys: scores stay in shared memory, sums of values in registers
-where the features of a value fit one tile, else in a buffer of float32.
+where the features of a value fit one tile, else in a buffer of float32. Example 88, of sm_90a, has bulk copies, and two
+warp groups that each multiply 64 queries by wgmma and keep scores and sums in registers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, has
+from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite, TargetError
@@ -43,8 +44,12 @@ MOST_HEADS = 65535
 _TILES = ((64, 64, 64), (32, 128, 128), (64, 128, 128), (32, 128, 65536), (64, 128, 65536))
 """Queries and keys of a threadblock, and the most features: what example 41 and xFormers compile."""
 
-_WARPS_OF_UNIT = {75: 12, 80: 16}
-"""By the template's architecture: what `kernel_forward.h` asks the compiler's registers for (getWarpsPerSmFw)."""
+_HOPPER_TILES = ((128, 64, 32), (128, 64, 64), (128, 128, 128), (128, 64, 256))
+"""What example 88 compiles of its cooperative kernel; features are filled up with zeros."""
+
+_WARPS_OF_UNIT = {75: 12, 80: 16, 90: 8}
+"""By the template's architecture: what `kernel_forward.h` asks the compiler's registers for (getWarpsPerSmFw); of
+example 88 the two warp groups that multiply, for one threadblock has a unit's registers."""
 
 _SOFTMAX_STEPS = 5
 """Instructions a score takes beside its power: the scale, the maximum, the difference, the sum, the conversion."""
@@ -70,13 +75,19 @@ class AttentionConfig:
         )
 
     @property
+    def is_collective(self) -> bool:
+        """Whether it is example 88's."""
+        return self.architecture >= 90
+
+    @property
     def warps(self) -> int:
-        return self.queries * self.keys // 1024
+        """Those that multiply."""
+        return self.queries // 16 if self.is_collective else self.queries * self.keys // 1024
 
     @property
     def in_registers(self) -> bool:
         """Whether the sums of values are, throughout."""
-        return self.most_features <= self.keys
+        return self.is_collective or self.most_features <= self.keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,7 +237,7 @@ def _matrix(strides: HeadStrides, order: Order) -> MatrixLayout:
 
 
 class AttentionFamily(TemplateFamily[AttentionConfig]):
-    """Example 41's templates for ``work`` on ``device``; raises IllegalRewrite as `layout_of`."""
+    """Templates for ``work`` on ``device``; raises IllegalRewrite as `layout_of`."""
 
     form = emit_attention.ATTENTION_CALL
     does = "attends in"
@@ -250,6 +261,11 @@ class AttentionFamily(TemplateFamily[AttentionConfig]):
                 architecture=self.architecture, queries=queries, keys=keys, most_features=most, wide=wide,
                 biased=layout.bias is not None,
             )  # fmt: skip
+        if has(self.device, BULK_COPIES_SINCE):
+            for queries, keys, most in _HOPPER_TILES:
+                yield AttentionConfig(
+                    architecture=90, queries=queries, keys=keys, most_features=most, wide=True, biased=False
+                )
 
     def reasons(self, config: AttentionConfig) -> Iterator[str | None]:
         yield (
@@ -261,6 +277,25 @@ class AttentionFamily(TemplateFamily[AttentionConfig]):
         too_large = self.architecture < 80 and config.queries * config.keys > 64 * 64
         yield f"a tile of {config.queries} x {config.keys} has no room on {self.device.name}" if too_large else None
         yield "a mask is read in copies of 8 halves" if config.biased and not config.wide else None
+        yield self._why_no_collective() if config.is_collective else None
+
+    def _why_no_collective(self) -> str | None:
+        """fmha_collective_tma_warpspecialized.hpp, can_implement; what bulk copies read; the softmax."""
+        work, layout = self.work, self.layout
+        if layout.bias is not None:
+            return "example 88 reads no mask"
+        if work.value_features != work.features or work.features % WIDE or work.queries % WIDE:
+            return f"example 88 takes queries and features, as many of a value as of a key, in multiples of {WIDE}"
+        if work.scale <= 0:
+            return "example 88 takes scores' largest before it scales them, by a positive number"
+        if any(not self._is_bulk(strides) for strides in (layout.query, layout.key, layout.value)):
+            return "bulk copies read rows at multiples of 16 bytes, and no row for several heads or batches"
+        return None
+
+    def _is_bulk(self, strides: HeadStrides) -> bool:
+        counts = (self.layout.heads, self.layout.batches)
+        distances = zip(counts, (strides.head, strides.batch), strict=True)
+        return strides.alignment == WIDE and all(count == 1 or distance > 0 for count, distance in distances)
 
     def predict(self, config: AttentionConfig) -> PredictedTime:
         """A tile of scores is multiplied, changed and multiplied again, one after another in a threadblock; others of
@@ -271,14 +306,16 @@ class AttentionFamily(TemplateFamily[AttentionConfig]):
         blocks = work.batch * ceil_div(work.queries, config.queries)
         steps = ceil_div(work.keys, config.keys)
         tile = config.queries * config.keys
-        gflops = device.emitted_gflops_of("float16_tensor")
+        peak = device.peak_gflops_of if config.is_collective else device.emitted_gflops_of
+        gflops = peak("float16_tensor")
         if not gflops:
             problem = f"the device table of {device.name} does not say how fast it multiplies float16."
             raise TargetError(problem, "give its row peak_gflops of float16_tensor")
-        resident = max(1, _WARPS_OF_UNIT[self.architecture] // config.warps)
+        resident = max(1, _WARPS_OF_UNIT[config.architecture] // config.warps)
         held = ceil_div(blocks, units)
         busy = min(1.0, min(held, resident) * config.warps / BUSY_WARPS)
         depth = ceil_div(work.features, 32) * 32 + ceil_div(work.value_features, 32) * 32
+        depth = 2 * config.most_features if config.is_collective else depth
         multiply_us = 2.0 * tile * depth / (gflops / units * busy * 1e3)
         vector = _SOFTMAX_STEPS + machine.instructions("exp")
         soften_us = tile * vector / (machine.results_per_s("float32") / units * busy / 1e6)
@@ -286,6 +323,7 @@ class AttentionFamily(TemplateFamily[AttentionConfig]):
         rate = global_gb_per_s(device) * 1e3
         units_us = held * steps * (multiply_us + soften_us) + blocks * steps * spilled / rate
         moved = sum(operand.size for operand in work.operands) * 2.0
+        moved += 4.0 * work.batch * work.queries if config.is_collective else 0.0  # logarithms of sums
         busy_us = max(units_us, moved / rate)
         power_us = device.least_multiplying_s(2.0 * blocks * steps * tile * depth, "float16_tensor") * 1e6
         launch_us = machine.launch_us

@@ -21,7 +21,7 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.partition import CutlassProblem, CutlassRegion
 from tvm_ext.support.arithmetic import ceil_div
 
-from .elements import ELEMENTS
+from .elements import ELEMENTS, Shape3
 from .epilogue import Epilogue
 from .gemm import GemmConfig
 from .legality import shared_bytes_2x, thread_registers
@@ -80,6 +80,21 @@ class PairConfig:
             threads=self.first.warps * 32, products=products, registers=self.registers,
             shared_bytes=self.shared_bytes,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamedPairConfig:
+    """A template of sm_90a (`emit_streamed_pair`): ``tile`` is its rows, the first product's columns of one step, and
+    the most that the first factor and the result may have.
+    """
+
+    arithmetic: str
+    tile: Shape3
+
+    @property
+    def name(self) -> str:
+        """A name of the template in C: whatever is compiled in, and nothing else."""
+        return f"pair_streamed_{self.arithmetic}_sm90_{'x'.join(map(str, self.tile))}"
 
 
 _PADDING = 8

@@ -268,6 +268,8 @@ def _why_not_im2col(window: ImplicitWindow, epilogue: Epilogue) -> str | None:
     """sm90_implicit_gemm_gmma_ss_warpspecialized.hpp, can_implement; what cuTensorMapEncodeIm2col takes."""
     if window.groups > 1:
         return "collectives have no groups"
+    if epilogue.reduction is not None:
+        return "a collective's reductions know rows, and none that are windows (sm90_visitor_store_*.hpp)"
     if sum(operand.role == "matrix" for operand in epilogue.operands) > 1:
         return "a collective loads one whole matrix for its epilogue, as its rows are windows"
     for lower, behind, extent, step, stride in zip(

@@ -82,7 +82,7 @@ def emit_gemm(config: GemmConfig, epilogue: Epilogue, problem: CutlassProblem) -
     if config.generation == "2.x":
         body = _body_2x(config, tree, operands, f"{symbol}_template")
     else:
-        body = _body_3x(config, tree, operands, layout_a, layout_b)
+        body = _body_3x(config, tree, epilogue, layout_a, layout_b)
     declared = f"""using ElementA = {ELEMENTS[arithmetic.operand].cpp};
 using ElementB = ElementA;
 using ElementOut = {ELEMENTS[epilogue.out_dtype].cpp};
@@ -97,8 +97,9 @@ constexpr int AlignmentOut = {config.alignment_d};
 {body}"""
     return kernel_text(
         symbol, GEMM_CALL, template=config.name, computes=product_comment(epilogue),
-        includes=_INCLUDES[config.generation], functions=own_functions(epilogue), body=declared, operator="Gemm",
-        fits=_FITS, start=fill_result(epilogue.reduction, "call->m * call->batch" if batched else "call->m", "call->n"),
+        includes=_INCLUDES[config.generation], functions=own_functions(epilogue, config.generation), body=declared,
+        operator="Gemm", fits=_FITS,
+        start=fill_result(epilogue.reduction, "call->m * call->batch" if batched else "call->m", "call->n"),
     )  # fmt: skip
 
 
@@ -179,15 +180,16 @@ _SCHEDULES = {
 }
 
 
-def _body_3x(config: GemmConfig, tree: VisitorTree, operands: int, layout_a: Order, layout_b: Order) -> str:
+def _body_3x(config: GemmConfig, tree: VisitorTree, epilogue: Epilogue, layout_a: Order, layout_b: Order) -> str:
     main, store = _SCHEDULES[str(config.schedule)]
     scheduler = "StreamKScheduler" if config.split_k > 1 else "PersistentScheduler"
+    stored, result = ("ElementOut", "d") if epilogue.reduction is None else ("void", "nullptr")
     return f"""using TileShape = {_cute_shape(config.threadblock)};
 using ClusterShape = {_cute_shape((*config.cluster, 1))};
 using EpilogueSchedule = cutlass::epilogue::{store};
 using Scheduler = cutlass::gemm::{scheduler};
-constexpr int OperandCount = {operands};
-{collective_epilogue(tree, "void, LayoutOut, AlignmentOut", "ElementOut, LayoutOut, AlignmentOut")}
+constexpr int OperandCount = {len(epilogue.operands)};
+{collective_epilogue(tree, "void, LayoutOut, AlignmentOut", "LayoutOut", config.alignment_d, stored)}
 using MainLoop = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, ElementA, LayoutA, AlignmentA, ElementB, LayoutB, AlignmentB,
     ElementSum, TileShape, ClusterShape, cutlass::gemm::collective::StageCount<{config.stages}>,
@@ -197,6 +199,7 @@ using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, i
 using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
 
 typename Gemm::Arguments make_arguments(GemmCall const& call) {{
+  auto* d = static_cast<ElementOut*>(call.d);
   int64_t const ldd = call.n;
   int const m = int(call.m), n = int(call.n), k = int(call.k), batch = int(call.batch);
   typename {tree.name}::Arguments epilogue{tree.argument};
@@ -210,12 +213,12 @@ typename Gemm::Arguments make_arguments(GemmCall const& call) {{
       cutlass::gemm::GemmUniversalMode::kGemm,
       {{m, n, k, batch}},
       {{static_cast<ElementA const*>(call.a), stride_a, static_cast<ElementB const*>(call.b), stride_b}},
-      {{epilogue, nullptr, {{}}, static_cast<ElementOut*>(call.d),
+      {{epilogue, nullptr, {{}}, {result},
        cutlass::make_cute_packed_stride(typename Kernel::StrideD{{}}, {{m, n, batch}})}}}};
   arguments.scheduler.max_swizzle_size = call.swizzle;
   using Raster = decltype(arguments.scheduler.raster_order);
   arguments.scheduler.raster_order = call.raster_along_m ? Raster::AlongM : Raster::AlongN;
-{"  arguments.scheduler.splits = call.split_k;" if config.split_k > 1 else "  (void)ldd;"}
+{"  arguments.scheduler.splits = call.split_k;" if config.split_k > 1 else "  (void)ldd, (void)d;"}
   return arguments;
 }}
 """

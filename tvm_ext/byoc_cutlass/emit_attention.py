@@ -1,4 +1,4 @@
-"""The CUDA source of one attention: example 41's `AttentionKernel` with our entry points (`kernel_text`)."""
+"""The CUDA source of one attention: example 41's or 88's kernel with our entry points (`kernel_text`)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,28 @@ ATTENTION_CALL = CallForm(
 """What a launch is told."""
 
 HEADER = "41_fused_multi_head_attention/kernel_forward.h"
+HOPPER_HEADER = "88_hopper_fmha/kernel/fmha_kernel_builder.hpp"
+_HOPPER_INCLUDES = (
+    "cmath", "cstring", "cute/tensor.hpp", "cutlass/cluster_launch.hpp", "cutlass/device_kernel.h",
+    "cutlass/gemm/collective/collective_builder.hpp", "88_hopper_fmha/device/device_universal.hpp",
+    "88_hopper_fmha/collective/fmha_fusion.hpp", HOPPER_HEADER,
+)  # fmt: skip
 
 
 def emit_attention(symbol: str, template: str, *, architecture: int, tile: Shape3, wide: bool, biased: bool) -> str:
-    """The source of ``symbol``; ``tile`` is queries and keys of a threadblock, and the most features."""
+    """The source of ``symbol``; ``tile`` is queries and keys of a threadblock, and the most features.
+
+    Of ``architecture`` 90 example 88's, which has bulk copies (``wide``) and no mask (``biased``).
+    """
     queries, keys, most = tile
+    if architecture >= 90:
+        assert wide and not biased
+        return kernel_text(
+            symbol, ATTENTION_CALL, template=template,
+            computes=f"D = softmax(scale Q K^T) V. Headers: CUTLASS {_cutlass.VERSION}, with its example 88.",
+            includes=_HOPPER_INCLUDES, functions="", body=_HOPPER.format(queries=queries, keys=keys, most=most),
+            operator="Attention", fits=_FITS_HOPPER,
+        )  # fmt: skip
     body = f"""using Element = cutlass::half_t;
 constexpr int OperandCount = {int(biased)};
 constexpr bool Wide = {str(wide).lower()}, Biased = {str(biased).lower()};
@@ -52,6 +69,17 @@ _FITS = """  int32_t const extents[] = {call.batches, call.heads,    call.querie
   for (int64_t distance : {call.q_row, call.k_row, call.v_row, call.bias_row, call.q_head, call.k_head, call.v_head})
     if (distance < 0 || most < distance) return false;
   return call.features <= Kernel::kMaxK && call.value_features <= Kernel::kMaxK;
+"""
+_FITS_HOPPER = """\
+  int32_t const extents[] = {call.batches, call.heads, call.queries, call.keys, call.features, call.out_row};
+  for (int32_t extent : extents)
+    if (extent < 1) return false;
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  for (int64_t distance : {call.q_row, call.k_row, call.v_row, call.q_head, call.k_head, call.v_head, call.q_batch,
+                           call.k_batch, call.v_batch, int64_t(call.queries) * call.out_row,
+                           int64_t(call.batches) * call.heads * call.queries})
+    if (distance < 0 || most < distance) return false;
+  return call.features == call.value_features;
 """
 
 _OPERATOR = """
@@ -115,4 +143,67 @@ class Attention {
   static constexpr int Bytes = sizeof(typename Kernel::SharedStorage);
   typename Kernel::Params params_;
 };
+"""
+
+_HOPPER = """using Element = cutlass::half_t;
+constexpr int OperandCount = 0;
+using Strides = cute::tuple<int, cute::_1, cute::tuple<int, int>>;  // from row to row; batch to batch, head to head
+using TileShape = cute::Shape<cute::Int<{queries}>, cute::Int<{keys}>, cute::Int<{most}>>;
+using Kernel = typename cutlass::fmha::kernel::FmhaBuilder<
+    Element, float, float, TileShape, Strides, Strides, Strides, cutlass::fmha::collective::ResidualFusion,
+    cutlass::gemm::KernelTmaWarpSpecializedCooperative>::Kernel;
+
+struct Arguments {{
+  typename Kernel::Arguments kernel;
+  float scale;
+}};
+
+Arguments make_arguments(AttentionCall const& call) {{
+  auto at = [](void const* base, int64_t offset) {{
+    return base == nullptr ? nullptr : static_cast<Element const*>(base) + offset;
+  }};
+  auto strides = [](int64_t row, int64_t head, int64_t batch) {{
+    return Strides{{int(row), cute::_1{{}}, {{int(batch), int(head)}}}};
+  }};
+  int const queries = call.queries, heads = call.heads;
+  Arguments arguments{{
+      {{{{call.batches, heads, queries, call.keys, call.features}},
+        {{at(call.q, call.q_offset), strides(call.q_row, call.q_head, call.q_batch),
+          at(call.k, call.k_offset), strides(call.k_row, call.k_head, call.k_batch),
+          at(call.v, call.v_offset), strides(call.v_row, call.v_head, call.v_batch)}},
+        {{static_cast<Element*>(call.d),
+          strides(call.out_row, heads > 1 ? call.features : 0, int64_t(queries) * call.out_row),
+          nullptr, {{cute::_1{{}}, {{heads * queries, queries}}}}}},
+        {{}}}},
+      0.f}};
+  std::memcpy(&arguments.scale, &call.scale_bits, sizeof(arguments.scale));
+  return arguments;
+}}
+
+// The template's own launch, with a scale of the caller's; logarithms of the sums go to the workspace.
+class Attention {{
+ public:
+  static int64_t get_workspace_size(Arguments const& arguments) {{
+    auto const& extents = arguments.kernel.problem_size;
+    return int64_t(cute::get<0>(extents)) * cute::get<1>(extents) * cute::get<2>(extents) * int64_t(sizeof(float));
+  }}
+  static cutlass::Status can_implement(Arguments const& arguments) {{
+    return Universal::can_implement(arguments.kernel);
+  }}
+  cutlass::Status initialize(Arguments const& arguments, void* workspace, cudaStream_t) {{
+    auto given = arguments.kernel;
+    given.epilogue.ptr_LSE = static_cast<float*>(workspace);
+    params_ = Kernel::to_underlying_arguments(given, nullptr);
+    params_.mainloop.scale_softmax = arguments.scale;
+    params_.mainloop.scale_softmax_log2 = float(arguments.scale * M_LOG2E);
+    auto const raised = cudaFuncSetAttribute(
+        cutlass::device_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize);
+    return raised == cudaSuccess ? cutlass::Status::kSuccess : cutlass::Status::kErrorInternal;
+  }}
+  cutlass::Status run(cudaStream_t stream) {{ return Universal::run(params_, stream); }}
+
+ private:
+  using Universal = cutlass::device::Universal<Kernel>;
+  typename Kernel::Params params_;
+}};
 """

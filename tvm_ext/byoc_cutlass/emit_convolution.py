@@ -245,7 +245,7 @@ def _bulk(config: ConvolutionConfig, epilogue: Epilogue) -> str:
     return f"""using TileShape = cute::Shape<cute::Int<{m}>, cute::Int<{n}>, cute::Shape<cute::Int<{k}>>>;
 using ClusterShape = cute::Shape<cute::Int<{tile.cluster[0]}>, cute::Int<{tile.cluster[1]}>, cute::Int<1>>;
 using EpilogueSchedule = cutlass::epilogue::TmaWarpSpecialized;
-{collective_epilogue(tree, f"{element_c}, Layout, {alignment_c}", f"ElementOut, Layout, {tile.alignment_d}")}
+{collective_epilogue(tree, f"{element_c}, Layout, {alignment_c}", "Layout", tile.alignment_d)}
 using MainLoop = typename cutlass::conv::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, cutlass::conv::Operator::kFprop,
     ElementA, Layout, {tile.alignment_a}, ElementB, Layout, {tile.alignment_b},

@@ -6,8 +6,8 @@ is the matrix product, in the type that the template sums in. Arithmetic is floa
 ``sum_rows(relu(accum + bias))`` ends in a sum over all rows: one vector of float32 is stored in place of the matrix, an
 element for each column. Templates of 2.x add what a threadblock has to the result by atomic operations
 (visitor_store.hpp, VisitorRowReduction and VisitorColReduction), so that the result is set to what changes nothing
-before the kernel starts, and sums of floats may differ in their last bits from run to run. Collectives always store a
-matrix: on sm_90 these are sm_80's templates.
+before the kernel starts, and sums of floats may differ in their last bits from run to run. So do collectives
+(sm90_visitor_store_tma_warpspecialized.hpp, Sm90RowReduction and Sm90ColReduction), which then have no matrix D.
 """
 
 from __future__ import annotations
@@ -198,6 +198,32 @@ template <class Number> struct AtomicMaximum {
 }  // namespace tvm_ext
 """
 """In place of CUTLASS's, which tells NaNs with a sign from numbers by nothing."""
+
+COLLECTIVE_REDUCTION = """
+namespace tvm_ext {
+
+template <class Number> struct AtomicMaximum;
+
+// A reduction that is all that a collective stores: tiles are of its type where there is no matrix D.
+template <class Visitor> struct StoredAlone : Visitor {
+  using Visitor::Visitor;
+  using ElementAux = float;
+};
+
+}  // namespace tvm_ext
+
+namespace cutlass {
+
+template <class Number> struct is_atomic<tvm_ext::AtomicMaximum<Number>> : platform::true_type {};
+
+// The entry point has filled the result. CUTLASS would ask the driver's library, without which nothing could be linked.
+template <> inline Status fill_workspace<float>(void*, float, size_t, cudaStream_t, CudaHostAdapter*) {
+  return Status::kSuccess;
+}
+
+}  // namespace cutlass
+"""
+"""What collectives lack to store a vector alone."""
 
 
 def fill_result(reduction: Reduction | None, rows: str, columns: str) -> str:

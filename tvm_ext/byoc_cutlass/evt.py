@@ -79,6 +79,7 @@ _NAN_KEEPING = {f"cutlass::{name}": f"cutlass::{name}_with_nan_propagation" for 
 }
 REDUCED = "reduced"
 """The tracer's name of the vector that a reduction stores."""
+_COLLECTIVE_REDUCTION = re.compile(r"(cutlass::epilogue::fusion::Sm90(?:Row|Col)Reduction<.*?\n>);", re.DOTALL)
 _OPERATORS = {ast.Add: "Plus", ast.Sub: "Minus", ast.Mult: "Multiplies", ast.Div: "Divides"}
 _APPROXIMATE_BITS = 16  # results so narrow have no more bits than tanh.approx, which is right to 11 (PTX ISA)
 _EXAMPLE = (96, 160)  # M, N: any problem has the same types, so long as M and N differ from 1 and each other
@@ -132,6 +133,8 @@ def visitor_tree(
     declarations = declarations.strip().replace(">,\n    >", ">\n    >")  # no comma before what closes a list
     for library, kept in _NAN_KEEPING.items():
         declarations = re.sub(rf"{library}\b", kept, declarations)
+    if generation == "3.x":
+        declarations = _COLLECTIVE_REDUCTION.sub(r"::tvm_ext::StoredAlone<\1>;", declarations)
     if planes:
         declarations = declarations.replace("cutlass::epilogue::threadblock::VisitorAuxStore<", "tvm_ext::PlanesStore<")
     return VisitorTree(declarations=declarations, name=name, argument=arguments[top])
@@ -170,7 +173,10 @@ class _EpilogueNodes:
         if not _converts(tree):
             value = self.identity(value)
         if self.epilogue.reduction is not None:
-            self.store(self.reduce(value, self.epilogue.reduction), REDUCED, self.shape_left(self.epilogue.reduction))
+            reduced = self.reduce(value, self.epilogue.reduction)
+            self.store(reduced, REDUCED, self.shape_left(self.epilogue.reduction))
+            if self.cc == 90:  # the tracer asks for D, whose place in the tree the reduction takes
+                self.store(value, "D", self.example)
         else:
             self.store(value, "D", self.example)
 

@@ -20,8 +20,8 @@ from tvm_ext.records.partition import Order
 
 from . import _cutlass
 from .elements import Shape3
-from .epilogue import ATOMIC_MAXIMUM, Epilogue
-from .evt import OWN_FUNCTIONS, VisitorTree
+from .epilogue import ATOMIC_MAXIMUM, COLLECTIVE_REDUCTION, Epilogue
+from .evt import OWN_FUNCTIONS, Generation, VisitorTree
 from .host import CallForm, once
 
 LAYOUTS: dict[Order, str] = {"row": "cutlass::layout::RowMajor", "column": "cutlass::layout::ColumnMajor"}
@@ -93,8 +93,11 @@ namespace {space} {{
 """
 
 
-def collective_epilogue(tree: VisitorTree, loaded: str, stored: str) -> str:
-    """C++ of a collective's epilogue with ``tree``; of the tensors C and D element, layout and alignment."""
+def collective_epilogue(tree: VisitorTree, loaded: str, layout: str, alignment: int, stored: str = "ElementOut") -> str:
+    """C++ of a collective's epilogue with ``tree``; of C element, layout and alignment are ``loaded``, of D the others.
+
+    What is ``stored``, its element, is void where there is no D.
+    """
     return f"""
 using EpilogueDescriptor = cutlass::epilogue::collective::detail::EpilogueDescriptor<
     TileShape, cutlass::epilogue::collective::EpilogueTileAuto, ElementOut, ElementOut, EpilogueSchedule>;
@@ -104,15 +107,18 @@ using EpilogueDescriptor = cutlass::epilogue::collective::detail::EpilogueDescri
 using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
     cutlass::epilogue::collective::EpilogueTileAuto, ElementSum, float, {loaded},
-    {stored}, EpilogueSchedule, {tree.name}>::CollectiveOp;
+    {stored}, {layout}, {alignment}, EpilogueSchedule, {tree.name}>::CollectiveOp;
 """
 
 
-def own_functions(epilogue: Epilogue) -> str:
+def own_functions(epilogue: Epilogue, generation: Generation = "2.x") -> str:
     """What the kernel's text has of functions of ours."""
-    if epilogue.reduction is None or epilogue.reduction.function != "max":
-        return OWN_FUNCTIONS
-    return OWN_FUNCTIONS + once("ATOMIC_MAXIMUM", ATOMIC_MAXIMUM)
+    text, reduction = OWN_FUNCTIONS, epilogue.reduction
+    if reduction is not None and generation == "3.x":
+        text += once("COLLECTIVE_REDUCTION", COLLECTIVE_REDUCTION)
+    if reduction is not None and reduction.function == "max":
+        text += once("ATOMIC_MAXIMUM", ATOMIC_MAXIMUM)
+    return text
 
 
 def _entry_points(symbol: str, form: CallForm, *, operator: str, fits: str, start: str) -> str:

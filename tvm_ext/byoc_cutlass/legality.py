@@ -46,14 +46,11 @@ class ProductRules(TemplateFamily[GemmConfig]):
         """Rule by rule, why ``config`` does not compile or run."""
         yield self._why_wrong_layout(config)
         yield self._why_misaligned(config)
+        if self.epilogue.reduction is not None and config.split_k > 1:
+            yield "stream-K's blocks have parts of a tile, and a reduction wants whole ones"
         if config.generation == "2.x":
             yield self.why_no_main_loop(config)
             yield self.why_no_store(config)
-            if self.epilogue.reduction is not None and config.split_k > 1:
-                yield "stream-K's blocks have parts of a tile, and a reduction wants whole ones"
-        elif self.epilogue.reduction is not None:
-            yield "a collective stores a matrix, and no vector in its place"
-            return
         elif not has(self.device, BULK_COPIES_SINCE):
             yield f"{self.device.name} has no bulk copies, which collectives are fed by"
             return
@@ -62,6 +59,7 @@ class ProductRules(TemplateFamily[GemmConfig]):
                 rounded = f"collectives would round {config.arithmetic} to tfloat32 (sm90_common.inl)"
                 yield f"{rounded}, and it is asked for as it is"
             yield _why_wrong_collective(config)
+            yield self._why_wrong_row_sums(config)
             yield self._why_not_bulk(config)
         yield self._why_too_many_registers(config)
         yield why_too_large(self.shared_bytes(config), self.device)
@@ -148,13 +146,20 @@ class ProductRules(TemplateFamily[GemmConfig]):
 
         A collective's warp groups hand registers on to one another (setmaxnreg): theirs are a thread's limit alone.
         """
-        needed, threads = thread_registers(config), self.threads(config)
+        needed, threads = thread_registers(config) + self._reduced_registers(config), self.threads(config)
         most = registers_left(threads if config.generation == "2.x" else self.device.teu_lanes, self.device)
         if needed <= most:
             return None
         return (
             f"{needed} registers of a thread are more than the {most} that a block of {threads} threads leaves to each"
         )
+
+    def _reduced_registers(self, config: GemmConfig) -> int:
+        """What a thread of a collective keeps of a reduction: two of every 8 columns, or of every 16 rows."""
+        reduction = self.epilogue.reduction
+        if reduction is None or config.generation == "2.x":
+            return 0
+        return config.threadblock[1] // 4 if reduction.over == "rows" else config.threadblock[0] // 32
 
     def use(self, config: GemmConfig) -> BlockUse:
         """What a threadblock takes of its unit."""
@@ -174,13 +179,25 @@ class ProductRules(TemplateFamily[GemmConfig]):
             return shared_bytes_2x(config, self.epilogue.reduction)
         return self._collective_bytes(config)
 
+    def _why_wrong_row_sums(self, config: GemmConfig) -> str | None:
+        """sm90_visitor_store_tma_warpspecialized.hpp, SwapShuffle, which asserts nothing and would add up wrongly.
+
+        Eight lanes divide a thread's sums, two of every 8 columns, pair by pair. Worked example: 160 columns are 20
+        pairs, of which a lane would get 2, and 4 nobody. With fewer than 8 pairs, each lane adds up all of them.
+        """
+        reduction, columns = self.epilogue.reduction, config.threadblock[1]
+        if reduction is None or reduction.over == "columns" or columns < 64 or columns % 64 == 0:
+            return None
+        return f"eight lanes do not divide the sums of {columns} columns, but of multiples of 64 and of fewer"
+
     def _why_not_bulk(self, config: GemmConfig) -> str | None:
         """sm90_common.inl: "Should meet TMA alignment requirement", 16 bytes of every matrix that is copied in bulk."""
         if self.problem.batch > 1 and any(operand.batch_stride == 0 for operand in self.problem.operands):
             return "bulk copies need a distance between the matrices of a batch, and all of one operand's are the same"
         bits = config.multiplier.bits
-        stored = config.alignment_d * self.out.bits
-        widths = {"A": config.alignment_a * bits, "B": config.alignment_b * bits, "D": stored}
+        widths = {"A": config.alignment_a * bits, "B": config.alignment_b * bits}
+        if self.epilogue.reduction is None:
+            widths["D"] = config.alignment_d * self.out.bits
         for operand in self.epilogue.operands:
             if operand.role == "matrix":
                 own = ELEMENTS[operand.dtype].bits

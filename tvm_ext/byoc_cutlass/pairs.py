@@ -9,22 +9,27 @@ from functools import cached_property
 from math import gcd
 from typing import Literal
 
+from tvm_ext.cost.epilogue_traffic import instructions_of
 from tvm_ext.cost.gpu_chain import ProductChain, Residence, predict_chain
-from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, has
+from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import blocks_per_unit, registers_left
 from tvm_ext.records.partition import CutlassProblem
+from tvm_ext.support.arithmetic import ceil_div
 
 from . import emit_back_to_back
-from .back_to_back import PairConfig, check_pair, joined_chain
+from .back_to_back import PairConfig, StreamedPairConfig, check_pair, joined_chain
 from .convolutions import MASK_POSITIONS
 from .elements import Shape3
+from .emit_streamed_pair import emit_streamed_pair
 from .epilogue import Epilogue
 from .family import PredictedTime, TemplateFamily
 from .gemm import ACCESS_BITS, GemmConfig
+from .kernel_text import kernel_symbol
 from .legality import why_too_large
 from .products import ProductFamily
+from .ranking import global_gb_per_s, l2_gb_per_s, latency_us
 
 ARITHMETICS = {"float16": 75, "bfloat16": 80}
 """What the templates multiply, and the oldest that does."""
@@ -39,9 +44,13 @@ _DEPTHS = (32, 64)
 _STAGES = (3, 4)
 _COLUMNS = (16, 32, 64, 96, 128, 160, 192, 256)
 _RESIDENCES: tuple[Residence, ...] = ("registers", "shared memory")
+_STREAMED_TILES = ((128, 64, 32), (128, 64, 64), (128, 128, 128), (128, 64, 256))
+"""Example 88's: rows, columns of a step, the most of both ends."""
+
+AnyPair = PairConfig | StreamedPairConfig
 
 
-class PairFamily(TemplateFamily[PairConfig]):
+class PairFamily(TemplateFamily[AnyPair]):
     """``problem`` and, of what that makes, the product ``then`` in one kernel, each with an epilogue.
 
     Raises IllegalRewrite for two products that no template reads.
@@ -64,9 +73,12 @@ class PairFamily(TemplateFamily[PairConfig]):
         """As the model of chains takes a problem that some template serves."""
         return joined_chain((self.problem, self.then), (self.first, self.second))
 
-    def candidates(self) -> Iterator[PairConfig]:
+    def candidates(self) -> Iterator[AnyPair]:
         if self.why_unserved is not None:
             return
+        if has(self.device, BULK_COPIES_SINCE):
+            for tile in _STREAMED_TILES:
+                yield StreamedPairConfig(arithmetic=self.problem.arithmetic, tile=tile)
         first, second, window = self.problem.columns, self.then.columns, self.problem.window
         stages = _STAGES if self.architecture == 80 else (2,)
         for residence in _RESIDENCES:
@@ -76,8 +88,11 @@ class PairFamily(TemplateFamily[PairConfig]):
                 for depth, count in itertools.product(_DEPTHS, stages):
                     yield from self._warp_configs(residence, rows, pair, depth, count)
 
-    def reasons(self, config: PairConfig) -> Iterator[str | None]:
+    def reasons(self, config: AnyPair) -> Iterator[str | None]:
         """Each product's own template's rules, and those of residence."""
+        if isinstance(config, StreamedPairConfig):
+            yield self._why_not_streamed(config)
+            return
         yield self.head.why_no_main_loop(config.first)
         yield self.tail.why_no_main_loop(config.second)
         yield self.tail.why_no_store(config.second)
@@ -98,22 +113,32 @@ class PairFamily(TemplateFamily[PairConfig]):
         last = reasons[-1] if reasons else "no tile has the columns of both"
         return f"{self.problem.columns} and {self.then.columns} columns: {last}"
 
-    def predict(self, config: PairConfig) -> PredictedTime:
+    def predict(self, config: AnyPair) -> PredictedTime:
+        if isinstance(config, StreamedPairConfig):
+            return self._streamed_time(config)
         time = predict_chain(self.chain, config.tile(self.problem), self.device)
         busy_us = time.busy_s * 1e6 + Machine(self.device).launch_us
         return PredictedTime(time_us=time.time_s * 1e6, full_clock_us=busy_us)
 
-    def preference(self, config: PairConfig) -> tuple[int, int]:
+    def preference(self, config: AnyPair) -> tuple[int, int]:
         """Of equals, the one that keeps values in registers, and then that with fewer stages."""
+        if isinstance(config, StreamedPairConfig):
+            return 0, 0
         return int(config.residence != "registers"), config.first.stages
 
-    def symbol(self, config: PairConfig) -> str:
+    def symbol(self, config: AnyPair) -> str:
+        if isinstance(config, StreamedPairConfig):
+            return kernel_symbol(config.name, (self.first, self.second))
         return emit_back_to_back.symbol_of(config, self.first, self.second, self.problem.orders[1])
 
-    def source(self, config: PairConfig) -> str:
+    def source(self, config: AnyPair) -> str:
+        if isinstance(config, StreamedPairConfig):
+            return emit_streamed_pair(
+                self.symbol(config), config.name, config.tile, self.first, self.second, config.arithmetic
+            )
         return emit_back_to_back.emit_pair(config, self.first, self.second, layout_b=self.problem.orders[1])
 
-    def numbers(self, config: PairConfig) -> tuple[int, ...]:
+    def numbers(self, config: AnyPair) -> tuple[int, ...]:
         """Of matrix products the window is zeros."""
         del config
         head, tail, own = self.problem, self.then, self.problem.window
@@ -170,6 +195,44 @@ class PairFamily(TemplateFamily[PairConfig]):
         ):
             return f"behind the second product of a pair comes a row or matrix of {epilogue.out_dtype}"
         return None
+
+    # ---- example 88 --------------------------------------------------------------------------------------------------
+
+    def _why_not_streamed(self, config: StreamedPairConfig) -> str | None:
+        """fmha_common.hpp, rs_op_selector: what lies between is a factor along K; the rest is what bulk copies read."""
+        head, tail, most = self.problem, self.then, config.tile[2]
+        if head.window is not None or head.orders[1] != "column":
+            return "example 88 multiplies matrices, the second factors along their depth"
+        if max(head.depth, tail.columns) > most:
+            return f"{head.depth} and {tail.columns}, the depth and the columns of the result, are more than {most}"
+        if min(self._alignments) < WIDE or tail.columns * self.tail.out.bits % ACCESS_BITS:
+            return "bulk copies take rows of multiples of 16 bytes"
+        if any(operand.role != "row" for operand in self.second.operands):
+            return "example 88 loads nothing but a row behind its products"
+        return None
+
+    def _streamed_time(self, config: StreamedPairConfig) -> PredictedTime:
+        """A warp group multiplies, changes what it has made and multiplies that, one after another; the other fills
+        the copies' latency. All of both second factors pass through L2 for each threadblock.
+        """
+        device, machine, (rows, columns, most) = self.device, Machine(self.device), config.tile
+        blocks, steps = ceil_div(self.problem.rows, rows), ceil_div(self.problem.columns, columns)
+        key = self.head.known_peak
+        gflops, flops = device.peak_gflops_of(key), 4.0 * rows * columns * most
+        assert gflops is not None
+        units = device.unit_count
+        vector = 1.0  # the conversion
+        for node in ast.walk(self.first.tree()):
+            name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+            vector += instructions_of(name, device) if name else isinstance(node, ast.BinOp)
+        multiply_us = flops / (gflops / units * 1e3)
+        change_us = rows * columns * vector / (machine.results_per_s("float32") / units / 1e6)
+        units_us = ceil_div(blocks, units) * (steps * (multiply_us + change_us) + latency_us(device))
+        l2_us = blocks * steps * columns * 2.0 * most * 2.0 / (l2_gb_per_s(device) * 1e3)
+        busy_us = max(units_us, l2_us, self.chain.least_bytes / (global_gb_per_s(device) * 1e3))
+        power_us = device.least_multiplying_s(blocks * steps * flops, key) * 1e6
+        launch_us = machine.launch_us
+        return PredictedTime(time_us=max(busy_us, power_us) + launch_us, full_clock_us=busy_us + launch_us)
 
     # ---- which tiles -------------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ class ProductClock(ProductRules):
         l2_us = traffic / (l2_gb_per_s(device) * 1e3)
         moved_us = self.moved_bytes(config.split_k) / (global_gb_per_s(device) * 1e3)
         busy_us = max(units_us, l2_us, moved_us)
-        power_us = device.least_multiplying_s(2.0 * blocks * steps * m * n * k, self._known_peak) * 1e6
+        power_us = device.least_multiplying_s(2.0 * blocks * steps * m * n * k, self.known_peak) * 1e6
         launches = 1 if self.epilogue.reduction is None else 2  # before it, the result is filled
         launch_us = launches * Machine(device).launch_us
         return PredictedTime(time_us=max(busy_us, power_us) + launch_us, full_clock_us=busy_us + launch_us)
@@ -57,7 +57,7 @@ class ProductClock(ProductRules):
         """One step along K of one threadblock, where ``resident`` share a unit and keep it as busy as they can."""
         m, n, k = config.threadblock
         peak = self.device.peak_gflops_of if config.generation == "3.x" else self.device.emitted_gflops_of
-        gflops = peak(self._known_peak)  # of all units, by the instructions that the template has
+        gflops = peak(self.known_peak)  # of all units, by the instructions that the template has
         assert gflops is not None
         warps = resident * (config.warps if config.generation == "2.x" else config.groups * WARP_GROUP_WARPS)
         busy = min(1.0, warps / BUSY_WARPS)
@@ -68,11 +68,11 @@ class ProductClock(ProductRules):
     def _store_us(self, config: GemmConfig, resident: int) -> float:
         """Writing a tile's result, as far as no other tile of the unit is multiplied meanwhile."""
         overlaps = resident + (1 if config.schedule == "pingpong" else 0)
-        stored = config.threadblock[0] * config.threadblock[1] * self.out.bits / 8
+        stored = self.epilogue.stored_elements(*config.threadblock[:2]) * self.out.bits / 8
         return stored / (l2_gb_per_s(self.device) / self.device.unit_count * 1e3) / overlaps
 
     @cached_property
-    def _known_peak(self) -> str:
+    def known_peak(self) -> str:
         """The key of the device's peak for the problem's arithmetic; raises TargetError where its table has none."""
         known = self.multiplier.peak
         for key in known:

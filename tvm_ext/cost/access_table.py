@@ -16,6 +16,7 @@ import numpy as np
 from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import BETWEEN_CORES, Machine
+from tvm_ext.support.quantities import chosen
 
 from .dot_products import dot_product, is_grouped_already
 
@@ -65,6 +66,8 @@ class AccessTable:
     packed_elements: int  # copied on entry, once per call
     padded: bool  # a constant, whose panels are padded to whole registers
     gathered: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (dimension, axes that choose its position)
+    extents: Shape = ()
+    starts: tuple[int, ...] | None = None  # of a GPU's row-major tensor: by dimension, where all axes are 0
 
     def uses(self, axis: int) -> bool:
         """Whether the access moves along the axis at this position."""
@@ -133,6 +136,8 @@ class AccessTable:
 
         A row runs on over the next dimension where the tile spans a whole one: in a [64, 48] tensor of 4-byte items
         the tile [3, 48] is one row of 576 bytes, the tile [3, 5] is 3 rows of 20 bytes, each one 32-byte transaction.
+        Where rows begin anywhere they touch more, in the mean: of a [64, 49] tensor 20 bytes begin at any multiple of
+        4, and touch 1.5. A CPU's caches keep the line that two rows share.
         """
         spans = self.spans(shape)
         row: Any = 1
@@ -150,10 +155,40 @@ class AccessTable:
                 else:
                     row, rows = row * np.where(open_row, span, 1), rows * np.where(open_row, 1, span)
                     open_row = open_row & (span == size)
-        transactions: Any = row * self.itemsize_bytes / transaction_bytes
-        whole: Any = np.ceil(transactions) if isinstance(transactions, _COLUMN) else ceil(transactions)
-        loaded: float = rows * whole * transaction_bytes
+        aligned = transaction_bytes if self.starts is None else self._aligned_bytes(shape, transaction_bytes)
+        units: Any = row * self.itemsize_bytes / aligned
+        whole: Any = np.ceil(units) if isinstance(units, _COLUMN) else ceil(units)
+        loaded: float = rows * (whole * aligned + transaction_bytes - aligned)
         return loaded
+
+    def row_bytes(self, shape: Shape, line_bytes: int) -> Any:
+        """Length of the data tile's rows, those as one between which less than a line lies; sizes may be arrays.
+
+        48 floats of each of 4 rows of 56, in 64 channels: 3 * 224 + 192 bytes in each channel, 12.5 KB apart.
+        """
+        length: Any = self.itemsize_bytes
+        near: Any = True
+        behind = self.itemsize_bytes
+        for (size, _), span in zip(reversed(self.dims), reversed(self.spans(shape)), strict=True):
+            near = near & (self.packed | (behind - length < line_bytes))
+            length = length + chosen(near, (span - 1) * behind, 0)
+            behind *= size
+        return length
+
+    def _aligned_bytes(self, shape: Shape, transaction_bytes: int) -> int:
+        """Of which all rows of a tile begin at multiples, at most a transaction: the first one, tiles' steps, rows."""
+        assert self.starts is not None
+        aligned, behind, inside = transaction_bytes, self.itemsize_bytes, True
+        for (size, terms), start, span in zip(
+            reversed(self.dims), reversed(self.starts), reversed(self.spans(shape)), strict=True
+        ):
+            if inside and span < size:
+                moves = [step * shape[axis] for axis, step in terms or () if shape[axis] < self.extents[axis]]
+                aligned = gcd(aligned, *(max(1, int(behind * move)) for move in (start, *moves) if move))
+            elif not inside and size > 1:
+                aligned = gcd(aligned, max(1, int(behind)))
+            behind, inside = behind * size, inside and span == size
+        return aligned
 
 
 Unmoved = Mapping[str, Sequence[tuple[float, Sequence[str]]]]
@@ -216,6 +251,8 @@ def access_table(expr: TensorExpr, access: Access, vector_axis: str | None, devi
         packed=is_cpu and (access.is_constant or copied > 0),
         packed_elements=copied,
         padded=is_cpu and access.is_constant and affine,
+        extents=tuple(axis.extent for axis in expr.axes),
+        starts=tuple(index.constant for _, index in kept if index is not None) if affine and not is_cpu else None,
         gathered=tuple(
             (place, tuple(position[axis] for axis in access.gathered_by(d)))
             for place, (d, _) in enumerate(kept)

@@ -148,7 +148,7 @@ def _predicted(
     ports = PortTimes(scalar)
     arithmetic = np.array([ports.arithmetic_s(tile) for tile in alone])[which] / balance
     held_up = np.array([ports.issue_s(tile) + scalar.layer_s(1, ports.evicted_bytes(tile)) for tile in alone])
-    layers = [model.layer_s(level, model.moved_bytes(level, shapes, order)) for level in range(1, len(shapes))]
+    layers = [model.moved(level, shapes, order)[1] for level in range(1, len(shapes))]
     loads = [np.asarray(layer) / balance for layer in layers]
     first = held_up[which] / balance + loads[0]
     peak = model.expr.flops / (model.max_compute_gflops() * REPORTED_UNITS_PER_G)

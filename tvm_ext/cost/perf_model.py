@@ -294,8 +294,7 @@ class PerfModel:
         compute = self.compute_s(shapes[0], upper) / balance
         costs = []
         for level, shape in enumerate(shapes):
-            traffic = self.moved_bytes(level, shapes, order)
-            time = self.layer_s(level, traffic)
+            traffic, time = self.moved(level, shapes, order)
             footprint = self.footprint_bytes(level, shape, padding if level == 1 else ())
             costs.append(
                 LayerCost(
@@ -307,10 +306,27 @@ class PerfModel:
             )
         return self._bind(compute, tuple(costs))
 
-    def moved_bytes(self, level: int, shapes: Sequence[Shape], order: Sequence[int] = ()) -> float:
-        """Bytes that the whole operator loads into ``level``, whose cache keeps what earlier tiles left in it."""
+    def moved(self, level: int, shapes: Sequence[Shape], order: Sequence[int] = ()) -> tuple[float, float]:
+        """Bytes that the whole operator loads into ``level``, whose cache keeps what earlier tiles left; seconds."""
         resident = self.resident_tile(level, shapes, order) if self.is_cpu else shapes[level]
-        return self.traffic_bytes(level, resident) + (self._fused_bytes() if level + 1 == self.last_level else 0.0)
+        traffic = self.traffic_bytes(level, resident)
+        traffic += self._fused_bytes() if level + 1 == self.last_level else 0.0
+        return traffic, self.layer_s(level, traffic + self.waited_bytes(level, resident))
+
+    def waited_bytes(self, level: int, shape: Shape) -> Any:
+        """What could be loaded into ``level`` while it waits for short rows far apart (§3.3's small accesses).
+
+        Worked example: 1 MiB of rows of 64 bytes, which come at 0.4 of the rate, takes as long as 2.5 MiB.
+        """
+        below = self.device.layers[level + 1]
+        if level == 0 or not self.device.row_shares:
+            return 0.0
+        spatial, steps = self._tile_ratios(shape)
+        return sum(
+            spatial * (steps if table.uses_reduction else 1) * table.loaded_bytes(shape, below.transaction_bytes)
+            * (1 / self.machine.row_share(below, table.row_bytes(shape, below.transaction_bytes)) - 1)
+            for table in self.inputs
+        )  # fmt: skip
 
     def layer_s(self, level: int, traffic_bytes: float) -> float:
         """Seconds of loading so much into ``level`` from the layer below."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from .device_facts import fact, with_facts
 from .hal import DeviceSpec, Fact
+from .machine import ROW_BYTES
 
 AGREEMENT = 0.1
 """Two rounds agree where no figure differs by more: a busy neighbour takes a third or a half of one."""
@@ -19,7 +20,7 @@ STEPS_PER_DECADE = 10
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CpuMeasurement:
     """Measured figures, device-wide unless the name says one core; ``streams_gb_per_s`` holds (layer, GB/s) pairs,
-    ``function_cycles`` those of `DeviceSpec`.
+    and (``L3.64``, GB/s) of one core's rows of so many bytes; ``function_cycles`` those of `DeviceSpec`.
 
     ``spread`` says how far the median run of a round lay from its best; ``disagreement`` how far the two best rounds
     of a figure lay apart, of ``rounds`` in all. Both are fractions.
@@ -68,7 +69,11 @@ def measured_row(spec: DeviceSpec, found: CpuMeasurement, when: str, kept: Devic
     if kept is not None and not standing:
         return kept
     tables, fields = _used(spec), {item.field for item in standing} | {"row"}
-    earlier = [item for path, item in known.items() if path not in fields and item.value != tables[path].value]
+    earlier = [
+        item
+        for path, item in known.items()
+        if path not in fields and (path not in tables or item.value != tables[path].value)
+    ]
     differ = len(standing) + len(earlier)
     named = fact(
         "row",
@@ -102,8 +107,16 @@ def _facts(spec: DeviceSpec, found: CpuMeasurement, where: str) -> list[Fact]:
     for key, ratio in (("float16", 1.0), ("bfloat16", 1.0), ("int32", 0.5), ("int8", 0.5)):
         derived = f"{ratio:g} x float32, {source}"
         facts.append(fact(f"peak_gflops.{key}", found.float32_gflops * ratio, "GFLOP/s", derived))
-    for layer, rate in found.streams_gb_per_s:
-        facts.append(fact(f"layers.{layer}.bandwidth_gb_per_s", rate, "GB/s", f"{source}: vector loads"))
+    rates = dict(found.streams_gb_per_s)
+    for name, rate in found.streams_gb_per_s:
+        layer, _, row = name.partition(".")
+        if not row:
+            facts.append(fact(f"layers.{layer}.bandwidth_gb_per_s", rate, "GB/s", f"{source}: vector loads"))
+        elif int(row) < ROW_BYTES[-1]:
+            share = min(1.0, rate / rates[f"{layer}.{ROW_BYTES[-1]}"])
+            facts.append(
+                fact(f"row_shares.{name}", share, "of rows of 4 KiB", f"{source}: rows of {row} bytes, one core")
+            )
     for name, cycles in found.function_cycles:
         facts.append(fact(f"function_cycles.{name}", cycles, "cycles of a register", f"{source}: chains of it"))
     return facts
@@ -111,9 +124,9 @@ def _facts(spec: DeviceSpec, found: CpuMeasurement, where: str) -> list[Fact]:
 
 def _stands_out(item: Fact, known: Fact | None, agrees: bool) -> bool:
     """Whether a measured figure is no noise about the known one, and of a busy machine better than it."""
-    if known is None:
+    if known is None and not item.field.startswith("row_shares."):
         return True
-    ratio = float(item.value) / float(known.value)
+    ratio = float(item.value) / float(known.value if known else 1.0)
     better = ratio < 1 if item.field.startswith(("launch_overhead_us", "function_cycles")) else ratio > 1
     return abs(math.log(ratio)) > math.log1p(NOISE) and (agrees or better)
 

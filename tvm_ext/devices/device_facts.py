@@ -56,7 +56,7 @@ def spec_from_facts(
     if "tensor_core_shape" in scalars:
         scalars["tensor_core_shape"] = _int_tuple(scalars["tensor_core_shape"], "x")
     scalars.setdefault("clock_ghz", None)
-    for rates in ("peak_gflops", "instruction_gops", "function_cycles"):
+    for rates in ("peak_gflops", "instruction_gops", "function_cycles", "row_shares"):
         scalars[rates] = _pairs(values, f"{rates}.")
     return DeviceSpec(
         name=name,

@@ -78,6 +78,7 @@ class DeviceSpec:
     budget (GPU, IPU).
     ``instruction_gops`` holds (type and operation, results of all units in 10^9/s) pairs of the vector units, a
     multiply-add being one: ``float32.exp``. What it does not name runs at the rate that the peak says.
+    ``row_shares`` holds (cache and bytes of a row, share of its bandwidth) of a CPU's rows far apart: ``L3.64``.
     ``function_cycles`` holds (function, cycles of a CPU's core for one register of float32 results) pairs: ``tanh``.
     ``tensor_core_shape`` is the (m, n, k) of the matrix instruction that rTiles align with, if any.
     """
@@ -108,6 +109,7 @@ class DeviceSpec:
     peak_gflops: tuple[tuple[str, float], ...]
     instruction_gops: tuple[tuple[str, float], ...] = ()
     function_cycles: tuple[tuple[str, float], ...] = ()
+    row_shares: tuple[tuple[str, float], ...] = ()
     tensor_core_shape: tuple[int, int, int] | None = None
     power_share: float | None = (
         None  # of the matrix units' peak, what the board's limit of power leaves where they go on

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from tvm_ext.errors import TargetError
 from tvm_ext.records.rprogram import LayerCost, Prediction
+from tvm_ext.support.quantities import chosen
 
 from .hal import DeviceSpec, MemoryLayer
 
@@ -26,6 +28,9 @@ FIRST_PHYSICAL_LEVEL = 2
 
 UNKNOWN_CACHE_RATE = 2.0
 """Times global memory's bandwidth, where a row does not say its cache's: assumed, for CUTLASS's templates."""
+
+ROW_BYTES = (64, 128, 256, 4096)
+"""Rows whose rates are measured; what is between two counts as the longer one, the longest is the whole rate."""
 
 FUNCTIONS: Mapping[str, tuple[int, int]] = {
     "exp": (16, 0),
@@ -133,6 +138,17 @@ class Machine:
         """Bytes per second that all units together load from ``layer``."""
         rate = (self.spec.layer(layer) if isinstance(layer, str) else layer).bandwidth_gb_per_s
         return rate * 1e9 if rate else inf
+
+    def row_share(self, layer: MemoryLayer, row_bytes: Any) -> Any:
+        """Share of the `rate` at which rows so long come that lie far apart (paper §3.3); 1.0 where nobody measured.
+
+        Lengths may be an array.
+        """
+        shares = dict(self.spec.row_shares)
+        share: Any = 1.0
+        for size in reversed(ROW_BYTES):
+            share = chosen(row_bytes <= size, shares.get(f"{layer.name}.{size}", 1.0), share)
+        return share
 
     @property
     def l2_rate(self) -> float:

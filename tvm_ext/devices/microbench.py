@@ -22,6 +22,7 @@ from tvm_ext.support.files import temporary_folder
 from tvm_ext.support.shared_library import load_library
 
 from .cpu_measurement import CpuMeasurement
+from .machine import ROW_BYTES
 
 REPEATS = 20  # a choice: runs of one benchmark; the fastest counts
 MOST_ROUNDS = 6  # a choice: two rounds agree on a quiet machine; a busy one is given up after so many
@@ -32,15 +33,26 @@ LIMIT_SECONDS = 15.0
 
 ONE_CORE, FLOAT32, FLOAT64, CLOCK, ALONE, REGION = "float32_one", "float32", "float64", "clock", "serial", "parallel"
 FUNCTION = "function_"  # prefix of the names of functions' benchmarks
+ROW_GAP_BYTES = 1024
+"""Between short rows: a choice. Rows of 64 bytes come from an Ice Lake's L3 at 0.75 of the rate of long ones with gaps
+of 64 to 512 bytes, at 0.4 with 1 KiB, and at 0.1 with a page, where each also misses the TLB."""
 FUNCTION_CHAINS = 4  # a choice: an exp of four registers still has room for its constants
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamSize:
-    """One bandwidth measurement: ``bytes_per_core`` are read again and again by each core, out of ``layer``."""
+    """One bandwidth measurement: ``bytes_per_core`` are read again and again by each core, out of ``layer``.
+
+    With ``row_bytes`` by one core, in rows so long that lie `ROW_GAP_BYTES` apart.
+    """
 
     layer: str
     bytes_per_core: int
+    row_bytes: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.layer if self.row_bytes is None else f"{self.layer}.{self.row_bytes}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +168,7 @@ def measurement_of(
         float32_gflops_one_core=rates[ONE_CORE],
         float32_gflops=rates[FLOAT32],
         float64_gflops=rates[FLOAT64],
-        streams_gb_per_s=tuple((stream.layer, rates[stream.layer]) for stream in plan.streams),
+        streams_gb_per_s=tuple((stream.name, rates[stream.name]) for stream in plan.streams),
         launch_overhead_us=overhead_s * 1e6,
         function_cycles=tuple(
             (name, rates[CLOCK] / rates[FUNCTION + name]) for name in _kernels().FUNCTIONS if FUNCTION + name in rates
@@ -205,17 +217,21 @@ def _fma(plan: BenchPlan, name: str, dtype: str, cores: int) -> Benchmark:
 
 
 def _stream(plan: BenchPlan, stream: StreamSize) -> Benchmark:
-    """Vector loads from a buffer of each core's own."""
+    """Vector loads from a buffer of each core's own; rows apart lie an odd number of lines apart, in all sets."""
     lanes = plan.register_bytes // 4
     width = _kernels().LOAD_CHAINS * lanes
     blocks = max(1, stream.bytes_per_core // (4 * width))
     passes = plan.steps(blocks * width * 4 / 8)
-    data = np.zeros((plan.core_count, blocks * width), "float32")
+    cores, row, pitch = plan.core_count, 1, lanes
+    if stream.row_bytes is not None:
+        cores, row = 1, stream.row_bytes // plan.register_bytes
+        pitch = ((stream.row_bytes + ROW_GAP_BYTES) // ROW_BYTES[0] | 1) * ROW_BYTES[0] // 4
+    data = np.zeros((cores, blocks * _kernels().LOAD_CHAINS // row * pitch), "float32")
     return Benchmark(
-        name=stream.layer,
-        kernel=_kernels().load_kernel(lanes, plan.core_count, blocks, passes),
-        arrays=(data, np.zeros((plan.core_count, width), "float32")),
-        work=4.0 * width * blocks * passes * plan.core_count,
+        name=stream.name,
+        kernel=_kernels().load_kernel(lanes, cores, blocks, passes, row, pitch),
+        arrays=(data, np.zeros((cores, width), "float32")),
+        work=4.0 * width * blocks * passes * cores,
     )
 
 

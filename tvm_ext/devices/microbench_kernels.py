@@ -65,12 +65,16 @@ def chain_kernel(
     return main
 
 
-def load_kernel(lanes: int, cores: int, blocks: int, passes: int) -> PrimFunc:
-    """Per core ``passes`` sums over ``blocks`` x 16 vectors of its own row of ``data``, float32."""
-    width, chains = LOAD_CHAINS * lanes, LOAD_CHAINS
+def load_kernel(lanes: int, cores: int, blocks: int, passes: int, row: int = 1, pitch: int | None = None) -> PrimFunc:
+    """Per core ``passes`` sums over ``blocks`` x 16 vectors of its own part of ``data``, float32.
+
+    They lie in rows of ``row`` vectors, ``pitch`` elements apart; None: one after the other.
+    """
+    width, chains, apart = LOAD_CHAINS * lanes, LOAD_CHAINS, pitch or row * lanes
+    extent = blocks * chains // row * apart
 
     @T.prim_func(s_tir=True)
-    def main(data: T.Buffer((cores, blocks * width), "float32"), sums: T.Buffer((cores, width), "float32")):
+    def main(data: T.Buffer((cores, extent), "float32"), sums: T.Buffer((cores, width), "float32")):
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         for core in T.parallel(cores):
             x = T.alloc_buffer((width,), "float32", scope="local")
@@ -82,7 +86,13 @@ def load_kernel(lanes: int, cores: int, blocks: int, passes: int) -> PrimFunc:
                     for chain in T.unroll(chains):
                         for lane in T.vectorized(lanes):
                             x[chain * lanes + lane] = (
-                                x[chain * lanes + lane] + data[core, block * width + chain * lanes + lane]
+                                x[chain * lanes + lane]
+                                + data[
+                                    core,
+                                    (block * chains + chain) // row * apart
+                                    + (block * chains + chain) % row * lanes
+                                    + lane,
+                                ]
                             )
             for chain in T.unroll(chains):
                 for lane in T.vectorized(lanes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from .cpu_info import CpuInfo, read_cpu_info
 from .cpu_measurement import measured_row
 from .device_facts import fact, with_facts, with_unit_count
 from .hal import DeviceSpec
+from .machine import ROW_BYTES
 from .microbench import BenchPlan, StreamSize
 from .rows import cpus
 from .rows.cpus import Isa
@@ -102,6 +104,9 @@ def bench_plan(spec: DeviceSpec, info: CpuInfo) -> BenchPlan:
         share = l3.size_bytes // (2 * spec.unit_count)
         streams.append(StreamSize(layer="L3", bytes_per_core=l2 + min(share, 3 * l2)))
         largest = max(largest, l3.size_bytes)
+    for layer, above in (("L2", l1), ("L3", l2)):
+        if layer != "L3" or l3 is not None:
+            streams += [StreamSize(layer=layer, bytes_per_core=4 * above, row_bytes=row) for row in ROW_BYTES]
     dram_bytes = min(max(4 * largest, _SMALLEST_DRAM_BUFFER), _LARGEST_DRAM_BUFFER)
     streams.append(StreamSize(layer=spec.lowest_layer.name, bytes_per_core=dram_bytes // spec.unit_count))
     assert spec.clock_ghz is not None
@@ -145,6 +150,7 @@ def host_target(info: CpuInfo, cores: int) -> cpus.TargetPairs:
     return tuple(sorted(pairs.items()))
 
 
+@functools.lru_cache(maxsize=4)  # a choice: a process runs on one CPU; 31 questions to LLVM take 7 ms
 def _corrections(info: CpuInfo, mcpu: str) -> tuple[str, ...]:
     guess = _tvm.Target({"kind": "llvm", "mcpu": mcpu})
     attributes = []

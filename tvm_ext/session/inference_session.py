@@ -25,7 +25,7 @@ from tvm_ext.runtime.library import Library
 from tvm_ext.support.shared_constants import ConstantStore, sharing
 
 from .io_binding import IOBinding
-from .partition import Piece, partition, whole
+from .partition import Piece, other_ends, partition, whole
 from .pieces import (
     BUILD_ERRORS,
     CompiledPiece,
@@ -159,7 +159,7 @@ class InferenceSession:
     ) -> list[CompiledPiece | RuntimePiece]:
         """What runs a model of known ``shapes``: all of it compiled where that can be, with its control flow."""
         reason = ""
-        if any(piece.refused for piece in pieces):
+        if any(piece.refused for piece in pieces) and not other_ends(model):
             compiled = self._compiled(whole(model), may_fall_back=lambda: False)
             try:
                 compiled.prepare(shapes)
@@ -182,6 +182,11 @@ class InferenceSession:
             return [replace(whole(model), refused=operators)]
         if any(piece.refused for piece in pieces) and (not self._falls_back or onnx_runtime() is None):
             expand_unsupported(checked_graph(model), model)  # raises, naming every operator and its nodes
+            if others := sorted(other_ends(model)):
+                raise ModelError(
+                    f"'{others[0]}' is a sequence or optional value, and a compiled model takes and gives tensors",
+                    "pip install onnxruntime and leave enable_fallback, or have the model take and give tensors",
+                )
             return [whole(model)]  # control flow, which is compiled for the shapes that come
         return pieces
 

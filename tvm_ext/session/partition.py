@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import onnx
@@ -41,15 +41,15 @@ def partition(model: onnx.ModelProto) -> list[Piece]:
     graph, unsupported = expanded(checked_graph(model), model)
     graph = sort_nodes(drop_dead_nodes(fold_constants(graph)))
     names = {name for node in unsupported for name in node.output if name}
-    refused = [_is_refused(node, names, graph) for node in graph.nodes]
+    refused = _with_tied(graph.nodes, [_is_refused(node, names, graph) for node in graph.nodes], other_ends(model))
     if not any(refused):
         return [whole(model)]
     return _pieces(graph, _turns(graph.nodes, refused), model)
 
 
 def importable_with_loops(model: onnx.ModelProto) -> bool:
-    """Whether ``model`` has control flow, and is imported whole with it: all shapes are known."""
-    if not any(is_standard(node, *OPERATORS) for node in model.graph.node):
+    """Whether ``model`` has control flow, and is imported whole with it: all shapes are known, all ends tensors."""
+    if other_ends(model) or not any(is_standard(node, *OPERATORS) for node in model.graph.node):
         return False
     constants = {tensor.name for tensor in model.graph.initializer}
     for value in model.graph.input:
@@ -67,8 +67,8 @@ def claimable(model: onnx.ModelProto, others: Set[str] = frozenset()) -> list[li
     """Groups of places in ``model.graph.node`` that the import takes, each without a node between that it refuses.
 
     A node is refused for each operator that its definition needs and the import lacks, and for strings and other
-    inputs and outputs of the model, named in ``others``, that are no tensors of numbers. Raises ModelError where the
-    model is damaged.
+    inputs and outputs of the model, named in ``others``, that are no tensors of numbers; sequences are not handed to a
+    refused node. Raises ModelError where the model is damaged.
     """
     nodes = list(model.graph.node)
     own = {name: place for place, node in enumerate(nodes) for name in node.output if name}
@@ -80,7 +80,6 @@ def claimable(model: onnx.ModelProto, others: Set[str] = frozenset()) -> list[li
     reached = [name for node in unsupported for name in node.output if name]
     refused = [
         _is_refused(node, set(reached), graph)
-        or not others.isdisjoint(read_names(node) | {*node.output})
         or (is_standard(node, "Cast") and attribute(node, "to", 0) == onnx.TensorProto.STRING)
         for node in nodes
     ]
@@ -92,7 +91,7 @@ def claimable(model: onnx.ModelProto, others: Set[str] = frozenset()) -> list[li
             reached += [output for node in readers.pop(name, ()) for output in node.output if output]
     in_order = sort_nodes(replace(graph, nodes=tuple(nodes))).nodes
     places = {id(node): place for place, node in enumerate(nodes)}
-    turns = _turns(in_order, [refused[places[id(node)]] for node in in_order])
+    turns = _turns(in_order, _with_tied(in_order, [refused[places[id(node)]] for node in in_order], others))
     groups: dict[int, list[int]] = {}
     for node, turn in zip(in_order, turns, strict=True):
         if turn % 2 == 0:
@@ -102,6 +101,12 @@ def claimable(model: onnx.ModelProto, others: Set[str] = frozenset()) -> list[li
 
 def _computes(node: onnx.NodeProto) -> bool:
     return not is_standard(node, "Constant", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Shape")
+
+
+def other_ends(model: onnx.ModelProto) -> set[str]:
+    """The names of inputs and outputs that are sequences, optional values or maps."""
+    ends = (*model.graph.input, *model.graph.output)
+    return {value.name for value in ends if value.type.WhichOneof("value") != "tensor_type"}
 
 
 def whole(model: onnx.ModelProto) -> Piece:
@@ -119,6 +124,33 @@ def _is_refused(node: onnx.NodeProto, unsupported: Set[str], graph: OnnxGraph) -
     if any(not unsupported.isdisjoint(inner.output) for inner in all_nodes([node])):
         return True
     return is_standard(node, *OPERATORS) and not (node.op_type == "If" and node.input[0] in graph.constants)
+
+
+_MAKING = (
+    "Optional",
+    *(f"Sequence{name}" for name in ("Construct", "Empty", "Erase", "Insert", "Map")),
+    "SplitToSequence",
+)
+_PASSING = ("Identity", "OptionalGetElement", *OPERATORS)
+
+
+def _with_tied(nodes: Sequence[onnx.NodeProto], refused: Iterable[bool], ends: Set[str]) -> list[bool]:
+    """``refused``, and whether a sequence, or another value of ``ends``, ties a node of the sorted ``nodes`` to these.
+
+    A compiled piece takes and gives tensors alone. All that a node gives which makes or passes sequences counts as one.
+    """
+    others = set(ends)
+    for node in nodes:
+        makes = any(is_standard(inner, *_MAKING) for inner in all_nodes([node]))
+        if makes or (is_standard(node, *_PASSING) and not others.isdisjoint(read_names(node))):
+            others.update(node.output)
+    touched = [others & (read_names(node) | {*node.output}) for node in nodes]
+    tied, reached, before = list(refused), set(ends), -1
+    while len(reached) > before:
+        before = len(reached)
+        tied = [own or not reached.isdisjoint(names) for own, names in zip(tied, touched, strict=True)]
+        reached.update(*(names for own, names in zip(tied, touched, strict=True) if own))
+    return tied
 
 
 def _turns(nodes: Iterable[onnx.NodeProto], refused: Iterable[bool]) -> list[int]:

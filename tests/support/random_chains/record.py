@@ -60,7 +60,7 @@ class ChainOutput:
 class ChainCase:
     """``nodes`` in order of execution. ``kind`` is the producer that the chain began with.
 
-    ``num_threads``, ``epsilon``, ``device`` and ``precision`` are as in `OperatorCase`.
+    ``num_threads``, ``epsilon``, ``device`` and ``precision`` are as in `OperatorCase`, ``way`` as in `Settings`.
     """
 
     seed: int
@@ -73,6 +73,7 @@ class ChainCase:
     epsilon: float = 0.0
     device: str = ""
     precision: str = "float32"
+    way: str = "opencl"
 
     def data(self, draw: int) -> dict[str, Array]:
         """The values of all inputs by name; constants are the same for every ``draw``."""

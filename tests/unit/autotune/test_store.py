@@ -8,10 +8,11 @@ import pytest
 
 from tests.unit.autotune.made import WORKLOAD, measured
 from tvm_ext.analysis.tile_workload import KERNELS
+from tvm_ext.autotune import store as store_module
 from tvm_ext.autotune.base import WORTH
 from tvm_ext.autotune.choose import choose_tuned
 from tvm_ext.autotune.database import MeasurementDatabase
-from tvm_ext.autotune.database_files import write_lines
+from tvm_ext.autotune.database_files import read_any, write_lines
 from tvm_ext.autotune.standings import standings_of
 from tvm_ext.autotune.store import SHIPPED, MeasurementStore
 from tvm_ext.options import BuildOptions
@@ -44,6 +45,15 @@ def test_a_base_is_a_database_too_and_is_not_written_to(tmp_path: Path) -> None:
     store.add([measured("b", 4)])
     assert times(store) == {"a": 3, "b": 4}
     assert (tmp_path / "base.db").read_bytes() == before
+
+
+def test_a_base_is_read_again_only_where_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read = base(tmp_path / "base.jsonl", 10), []
+    monkeypatch.setattr(store_module, "read_any", lambda source: read.append(source) or read_any(source))
+    assert [times(MeasurementStore(None, [path])) for _ in range(3)] == [{"a": 10}] * 3
+    base(path, 10, 20)
+    assert times(MeasurementStore(None, [path])) == {"a": 10, "b": 20}
+    assert len(read) == 2
 
 
 def test_what_is_wrong_is_a_note(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Attention by CUTLASS's example 41: which are taken, where a launch is told that their elements lie, what is refused.
+"""Attention by CUTLASS's examples 41 and 88: which are taken, where their elements lie by a launch, what is refused.
 
 No GPU runs the kernel here; `test_the_kernel_compiles` asks nvcc. What a launch is told is compared with the attention
 as a tensor expression: the template's own formula of addresses, element by element.
@@ -6,8 +6,10 @@ as a tensor expression: the template's own formula of addresses, element by elem
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,16 @@ from tvm import relax
 
 from tests.support.inline_composites import InlineComposites
 from tests.unit.byoc_cutlass.graphs import decided, number, op, partition
+from tests.unit.byoc_cutlass.host_library import host_library
 from tests.unit.compilers import needs_nvcc
-from tvm_ext.byoc_cutlass.attention import AttentionConfig, layout_of
+from tvm_ext.byoc_cutlass.attention import (
+    _HOPPER_TILES,
+    AttentionConfig,
+    AttentionFamily,
+    attention_region,
+    layout_of,
+)
+from tvm_ext.byoc_cutlass.emit_attention import emit_attention
 from tvm_ext.byoc_cutlass.profiler import buffers_of
 from tvm_ext.byoc_cutlass.selection import candidates_of, family_of
 from tvm_ext.devices.device_db import lookup
@@ -28,6 +38,7 @@ from tvm_ext.records.partition import CutlassRegion
 from tvm_ext.toolchains.cutlass_toolchain import compile_gemm
 
 B, S, H, D = 2, 16, 3, 8
+H100 = lookup("nvidia-h100")
 
 
 def encoder(dtype: str = "float16", *, masked: bool = True, keys: int = S) -> tvm.IRModule:
@@ -169,6 +180,122 @@ def test_templates_follow_features_masks_and_architecture() -> None:
     names = {candidate.call.symbol for candidate in candidates_of(region, device)}
     assert len(names) == 5
     assert all(candidate.time_us > 0 for candidate in candidates_of(region, device))
+
+
+def hopper(work: Attention) -> AttentionFamily:
+    region = attention_region(work, "y", (0, 1, 2, 3)[: 3 + len(work.terms)], H100)
+    family = family_of(region, H100)
+    assert isinstance(family, AttentionFamily)
+    return family
+
+
+def test_hopper_attends_by_example_88_where_it_is_faster() -> None:
+    """By the model, of 8192 queries and keys; example 41's templates stay candidates."""
+    length, features = 8192, 64
+    row = H * features
+    operand = replace(plain().query, size=B * length * row, batch=((B, length * row), (H, features)), row_stride=row)
+    work = plain(queries=length, keys=length, features=features, value_features=features)
+    work = replace(work, query=operand, key=operand, value=operand, output=operand)
+    names = [one.config.name for one in hopper(work).propose()]
+    assert names[0] == "attention_sm90_128x64x64_a8"
+    assert sum("sm90" in name for name in names) == 3  # those for 64 features or more
+    assert any("sm80" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"terms": (ScoreTerm(change="add", operand=replace(plain().query, batch=((6, 0),), row_stride=0)),)}, "mask"),
+        ({"queries": 12}, "multiples of 8"),
+        (
+            {"value_features": 4, "output": replace(plain().output, batch=((B, S * 12), (H, 4)), row_stride=12)},
+            "as many",
+        ),
+        ({"scale": -0.5}, "positive number"),
+        ({"key": replace(plain().key, batch=((B, S * H * D), (H, 0)))}, "no row for several heads"),
+        ({"value": replace(plain().value, offset=4)}, "16 bytes"),
+    ],
+)
+def test_what_example_88_cannot_read_is_left_to_example_41(changed: dict[str, Any], words: str) -> None:
+    work = plain(**changed)
+    if "queries" in changed:
+        work = replace(work, output=replace(work.output, batch=((B, 12 * H * D), (H, D))))
+    family = hopper(work)
+    reasons = {family.why_illegal(config) for config in family.candidates() if config.is_collective}
+    assert any(words in str(reason) for reason in reasons)
+    assert None not in reasons
+    assert {config.architecture for config in family.legal()} == {80}
+
+
+DESCRIBED = """
+extern "C" int64_t described(AttentionCall const* call, int64_t* out) {{
+  using namespace {space};
+  auto const given = make_arguments(*call);
+  auto const& kernel = given.kernel;
+  cute::for_each(kernel.problem_size, [&](int extent) {{ *out++ = extent; }});
+  auto told = [&](void const* at, void const* base, auto const& strides) {{
+    *out++ = (static_cast<char const*>(at) - static_cast<char const*>(base)) / 2;
+    *out++ = cute::get<0>(strides);
+    *out++ = cute::get<2, 0>(strides);
+    *out++ = cute::get<2, 1>(strides);
+  }};
+  told(kernel.mainloop.ptr_Q, call->q, kernel.mainloop.dQ);
+  told(kernel.mainloop.ptr_K, call->k, kernel.mainloop.dK);
+  told(kernel.mainloop.ptr_V, call->v, kernel.mainloop.dV);
+  told(kernel.epilogue.ptr_O, call->d, kernel.epilogue.dO);
+  *out++ = cute::get<1, 0>(kernel.epilogue.dLSE);
+  *out++ = cute::get<1, 1>(kernel.epilogue.dLSE);
+  *out++ = int64_t(given.scale * 1024);
+  return Attention::can_implement(given) == cutlass::Status::kSuccess;
+}}
+"""
+
+
+class AttentionCall(ctypes.Structure):
+    """`emit_attention.ATTENTION_CALL`, of C."""
+
+    _fields_ = [
+        *((f"distance{i}", ctypes.c_int64) for i in range(16)),
+        *((f"extent{i}", ctypes.c_int32) for i in range(8)),
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "operands", "d")),
+    ]
+
+
+@pytest.mark.slow
+@needs_nvcc
+def test_example_88_is_told_where_every_row_lies(tmp_path: Path) -> None:
+    """On the CPU: extents, addresses and distances as the template's own structure has them, and the workspace."""
+    work = plain(query=replace(plain().query, offset=16))
+    family = hopper(work)
+    config = next(config for config in family.legal() if config.is_collective)
+    symbol = family.symbol(config)
+    library = host_library(family.source(config) + DESCRIBED.format(space=f"{symbol}_template"), tmp_path, "sm_90a")
+    call = AttentionCall(*family.numbers(config), *(16 << 20, 32 << 20, 48 << 20, None, 64 << 20))
+    found = (ctypes.c_int64 * 24)()
+    assert library.described(ctypes.byref(call), found) == 1
+    assert tuple(found[:5]) == (B, H, S, S, D)
+    for at, operand in zip((5, 9, 13, 17), (work.query, work.key, work.value, work.output), strict=True):
+        begins, row_stride, batch_stride, head_stride = found[at : at + 4]
+        for batch, head, row in product(range(B), range(H), range(S)):
+            told = begins + batch * batch_stride + head * head_stride + row * row_stride
+            assert told == place(operand, batch * H + head, row)
+    assert tuple(found[21:24]) == (H * S, S, 512)
+    ask = getattr(library, f"{symbol}_workspace_bytes")
+    ask.restype = ctypes.c_int64
+    assert ask(ctypes.byref(call)) == B * H * S * 4
+    call.extent4 = D // 2  # features of a key
+    assert ask(ctypes.byref(call)) == -1
+
+
+@pytest.mark.slow
+@needs_nvcc
+@pytest.mark.parametrize("features", [32, 64, 128, 256])
+def test_example_88_compiles_without_spills(features: int) -> None:
+    """Each of its tiles."""
+    tile = next(tile for tile in _HOPPER_TILES if tile[2] == features)
+    text = emit_attention("tvm_ext_attention", "attention", architecture=90, tile=tile, wide=True, biased=False)
+    (use,) = compile_gemm(text, "sm_90a", time_limit_s=580, output="fatbin").uses
+    assert not use.spills
 
 
 @pytest.mark.slow

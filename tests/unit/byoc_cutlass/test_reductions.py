@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import ctypes
+import itertools
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +19,7 @@ from tvm import relax
 from tests.support.random_templates.products import architecture_of, device_of, epilogue_of
 from tests.support.small_modules import inputs_of, module_of
 from tests.unit.byoc_cutlass.graphs import decided, op
+from tests.unit.byoc_cutlass.host_library import host_library
 from tests.unit.compilers import needs_nvcc
 from tvm_ext.byoc_cutlass.depthwise import DepthwiseFamily
 from tvm_ext.byoc_cutlass.emit import emit_gemm
@@ -24,9 +27,9 @@ from tvm_ext.byoc_cutlass.epilogue import ATOMIC_MAXIMUM, REDUCTIONS, Epilogue, 
 from tvm_ext.byoc_cutlass.evt import visitor_tree
 from tvm_ext.byoc_cutlass.gemm import packed_problem
 from tvm_ext.byoc_cutlass.pairs import PairFamily
-from tvm_ext.byoc_cutlass.products import ProductFamily
+from tvm_ext.byoc_cutlass.products import _COLLECTIVE_WIDTHS, ProductFamily
 from tvm_ext.byoc_cutlass.profiler import buffers_of
-from tvm_ext.byoc_cutlass.selection import candidates_of
+from tvm_ext.byoc_cutlass.selection import candidates_of, family_of
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.records.partition import CutlassProblem, CutlassRegion
@@ -117,6 +120,66 @@ def test_the_result_is_filled_before_the_kernel_starts(name: str, filled: str) -
     assert ("(call->m * call->batch)" in batched) == name.endswith("columns")
 
 
+@needs_package
+@pytest.mark.parametrize("name", STEPS)
+def test_a_collective_stores_the_vector_and_no_matrix(name: str) -> None:
+    """The reduction is the tree's last visitor; D has no element and no address; the result is filled by us alone."""
+    epilogue = epilogue_of(f"{name}(relu(accum + row) * matrix)", "float32")
+    family = ProductFamily(gemm(), device_of((9, 0)), epilogue)
+    config = next(item.config for item in family.propose() if item.config.generation == "3.x")
+    text = family.source(config)
+    visitor = f"Sm90{'Row' if name.endswith('rows') else 'Col'}Reduction"
+    assert f"using Reduced = ::tvm_ext::StoredAlone<cutlass::epilogue::fusion::{visitor}<" in text
+    assert f"    void, LayoutOut, {config.alignment_d}, EpilogueSchedule, EVTReduced>" in text
+    assert f"{{d, {REDUCTIONS[name].identity}}}}};" in text
+    assert "{epilogue, nullptr, {}, nullptr,\n" in text
+    assert text.index("fill_workspace<float>") < text.index("cudaMemsetAsync(call->d") < text.index("gemm.run(")
+    assert ("struct AtomicMaximum {" in text) == name.startswith("max")
+    plain = epilogue_of("relu(accum + row) * matrix", "float32")
+    assert "StoredAlone" not in emit_gemm(config, plain, gemm())
+
+
+def test_lanes_divide_the_columns_that_they_add_up() -> None:
+    """CUTLASS's exchange between lanes, on numbers: right for the widths taken, wrong for those refused."""
+
+    def added(columns: int) -> bool:
+        pairs, values = columns // 8, np.arange(8 * (columns // 8), dtype="int64").reshape(8, -1) ** 2
+        share = pairs // 8
+        if share == 0:
+            return True  # every lane adds up all pairs
+        lanes, m = values.copy(), pairs // share // 2
+        while m > 0:
+            before = lanes.copy()
+            for lane, r, v in itertools.product(range(8), range(m), range(share)):
+                kept, sent = (r, r + m) if not lane & m else (r + m, r)
+                other = lane ^ m
+                if other > 7:
+                    return False
+                # Each half keeps the pairs of its own half of the data, and gets those of the other half of the lanes.
+                lanes[lane, r * share + v] = before[lane, kept * share + v] + before[other, kept * share + v]
+                assert {kept, sent} == {r, r + m}
+            m //= 2
+        got = {lane * share + v: lanes[lane, v] for lane in range(8) for v in range(share)}
+        return len(got) == pairs and all(got[pair] == values[:, pair].sum() for pair in range(pairs))
+
+    family = ProductFamily(gemm(), device_of((9, 0)), epilogue_of("sum_rows(accum)", "float32"))
+    taken = {config.threadblock[1] for config in family.legal() if config.generation == "3.x"}
+    assert taken and all(map(added, taken))
+    refused = set(_COLLECTIVE_WIDTHS) - taken
+    assert refused and not any(map(added, refused))
+
+
+def test_a_vector_may_be_of_any_length_where_a_matrix_is_stored_in_bulk() -> None:
+    """Of 1001 columns rows of D, 4004 bytes, are no multiples of 16; a vector is written by element."""
+    problem = packed_problem(m=4096, n=1001, k=512, arithmetic="float16", out_dtype="float32", layout_b="column")
+    vector, matrix = (
+        ProductFamily(problem, device_of((9, 0)), epilogue_of(expression, "float32"))
+        for expression in ("max_columns(accum)", "accum")
+    )
+    assert "3.x" in {config.generation for config in vector.legal()}
+    assert {config.generation for config in matrix.legal()} == {"2.x"}
+
+
 def gemm() -> CutlassProblem:
     m, n, k = SHAPE
     return packed_problem(m=m, n=n, k=k, arithmetic="float16", out_dtype="float32")
@@ -130,7 +193,9 @@ def test_templates_of_whole_tiles_alone_are_proposed(capability: tuple[int, int]
         family = ProductFamily(problem, device, epilogue)
         found = [item.config for item in family.propose()]
         assert found
-        assert {(config.generation, config.split_k) for config in found} == {("2.x", 1)}
+        generations = {"2.x", "3.x"} if capability == (9, 0) else {"2.x"}
+        assert {config.generation for config in found} == generations
+        assert {config.split_k for config in found} == {1}
     config = found[0]
     assert "whole ones" in str(family.why_illegal(config.with_split(4)))
     plain = epilogue_of("accum", "float32")
@@ -152,6 +217,8 @@ def test_a_convolution_s_pixels_are_its_rows() -> None:
     (region,) = decided(module_of([x, w], summed(x, w, 1))).taken
     assert region.expression == "sum_rows(accum)"
     assert candidates_of(region, lookup("nvidia-a100"), 1)
+    configs = list(family_of(region, lookup("nvidia-h100")).legal())  # rows that are windows, no collective adds up
+    assert configs and not any(config.iterator == "bulk" for config in configs)
     x, w = inputs_of((2, 56, 56, 64), (64, 3, 3, 1), dtype="float16")
     (region,) = decided(module_of([x, w], summed(x, w, 64))).taken
     family = DepthwiseFamily(region.problem, lookup("nvidia-a100"), Epilogue.of(region))
@@ -231,13 +298,72 @@ def test_the_maximum_in_memory_is_that_of_any_numbers_in_any_order(tmp_path: Pat
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("arithmetic", ["float16", "float32"])
 def test_reductions_compile(name: str, arithmetic: str, capability: tuple[int, int]) -> None:
-    """By the tracer's visitors, on matrix units and on vector units, whose thread maps differ."""
+    """By the tracer's visitors, on matrix units and on vector units, whose maps differ; on sm_90a collectives."""
     m, n, k = SHAPE
     problem = packed_problem(m=m, n=n, k=k, arithmetic=arithmetic, out_dtype="float32")
     epilogue = epilogue_of(f"{name}(relu(accum + row) * matrix)", "float32")
     (best,) = ProductFamily(problem, device_of(capability), epilogue).propose(1)
+    assert best.config.generation == ("3.x" if (arithmetic, capability) == ("float16", (9, 0)) else "2.x")
     done = compile_gemm(emit_gemm(best.config, epilogue, problem), architecture_of(capability), time_limit_s=500)
     assert done.image.startswith(b"\x7fELF")
+    assert not any(use.spill_store_bytes for use in done.uses)
+
+
+DESCRIBED = """
+extern "C" int32_t described(GemmCall const* call, int64_t* out) {{
+  using namespace {space};
+  auto const arguments = make_arguments(*call);
+  auto const& reduced = cute::get<{last}>(arguments.epilogue.thread);
+  *out++ = reinterpret_cast<int64_t>(reduced.ptr_{vector});
+  *out++ = reduced.reduction_identity < 0;
+  *out++ = cute::get<2>(reduced.d{Vector});
+  *out++ = reinterpret_cast<int64_t>(arguments.epilogue.ptr_D);
+  *out++ = reinterpret_cast<int64_t>(arguments.mainloop.ptr_A);
+  *out++ = reinterpret_cast<int64_t>(arguments.mainloop.ptr_B);
+  *out++ = cute::get<0>(arguments.mainloop.dA);
+  *out++ = cute::get<2>(arguments.mainloop.dA);
+  return int32_t(Gemm::can_implement(arguments));
+}}
+"""
+
+
+class GemmCall(ctypes.Structure):
+    """`emit.GEMM_CALL`, of C."""
+
+    _fields_ = [
+        *((f"number{i}", ctypes.c_int64) for i in range(9)),
+        *((f"tuning{i}", ctypes.c_int32) for i in range(4)),
+        *((name, ctypes.c_void_p) for name in ("a", "b", "operands", "operand_batches", "d")),
+    ]
+
+
+@needs_package
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "batch", "distance"), [("sum_rows", 1, 0), ("max_columns", 3, SHAPE[0])])
+def test_a_collective_is_told_where_its_vector_lies(name: str, batch: int, distance: int, tmp_path: Path) -> None:
+    """On the CPU, from the template's own structure; it asks for no workspace."""
+    m, n, k = SHAPE
+    problem = packed_problem(m=m, n=n, k=k, arithmetic="float16", out_dtype="float32", batch=batch)
+    epilogue = epilogue_of(f"{name}(relu(accum))", "float32")
+    family = ProductFamily(problem, device_of((9, 0)), epilogue)
+    config = next(item.config for item in family.propose() if item.config.generation == "3.x")
+    symbol, vector = family.symbol(config), "row" if name.endswith("rows") else "col"
+    described = DESCRIBED.format(space=f"{symbol}_template", last=1, vector=vector, Vector=vector.capitalize())
+    library = host_library(family.source(config) + described, tmp_path, "sm_90a")
+    places = {"a": 16 << 20, "b": 32 << 20, "d": 48 << 20}
+    none, zeros = (ctypes.c_void_p * 1)(), (ctypes.c_int64 * 1)()
+    call = GemmCall(*family.numbers(config), **places)
+    call.operands, call.operand_batches = ctypes.addressof(none), ctypes.addressof(zeros)
+    found = (ctypes.c_int64 * 8)()
+    assert library.described(ctypes.byref(call), found) == 0
+    batch_a = m * k if batch > 1 else 0
+    assert list(found) == [48 << 20, name.startswith("max"), distance, 0, 16 << 20, 32 << 20, k, batch_a]
+    ask = getattr(library, f"{symbol}_workspace_bytes")
+    ask.restype = ctypes.c_int64
+    assert ask(ctypes.byref(call)) >= 0
+    call.number0 = 0
+    assert ask(ctypes.byref(call)) == -1
 
 
 @needs_package

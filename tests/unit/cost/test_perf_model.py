@@ -114,6 +114,40 @@ def test_short_rows_are_loaded_as_whole_transactions():
     assert table.loaded_bytes((4, 1, 64), 32) == 4 * 256
 
 
+def test_rows_that_begin_anywhere_touch_more_transactions():
+    """By counting: 5 floats of each of 4 rows, 64 tiles of them, in sectors of 8 floats."""
+    expr = matmul(64, 64, 325)  # A has rows of 325 floats
+    table = access_table(expr, expr.inputs[0], None, V100)
+    touched = 0
+    for first in range(0, 64, 4):
+        for column in range(0, 325, 5):
+            for row in range(first, first + 4):
+                begin = row * 325 + column
+                touched += (begin + 4) // 8 - begin // 8 + 1
+    assert 16 * 65 * table.loaded_bytes((4, 1, 5), 32) == pytest.approx(32 * touched, rel=0.01)
+    on_cpu = access_table(expr, expr.inputs[0], None, AVX512)
+    assert on_cpu.loaded_bytes((4, 1, 5), 32) == 4 * 32  # its caches keep what neighbours share
+
+
+def test_short_rows_far_apart_take_longer_where_that_was_measured():
+    """Rows of 16 and 48 floats of x, by tiles of a 1x1 convolution; the weights are packed, and wait for nothing."""
+    expr = conv2d(1, 64, 56, 56, 64, (1, 1), constant=True)
+    slow = replace(AVX512, row_shares=(("L3.64", 0.4), ("L3.256", 0.8)))
+    plain, model = PerfModel(expr, AVX512, "f"), PerfModel(expr, slow, "f")
+    names = model.names
+
+    def tile(width: int) -> tuple[int, ...]:
+        return tuple({"f": 64, "w": width, "c": 64}.get(name, 1) for name in names)
+
+    loaded = {width: model.inputs[0].loaded_bytes(tile(width), 64) for width in (16, 48)}
+    tiles = {width: model._tile_ratios(tile(width))[0] for width in (16, 48)}
+    assert plain.waited_bytes(2, tile(16)) == 0
+    assert model.waited_bytes(1, tile(16)) == 0  # L2 has no share of its own
+    assert model.waited_bytes(2, tile(16)) == pytest.approx(tiles[16] * loaded[16] * (1 / 0.4 - 1))
+    assert model.waited_bytes(2, tile(48)) == pytest.approx(tiles[48] * loaded[48] * (1 / 0.8 - 1))
+    assert model.inputs[0].row_bytes(tile(56), 64) == 4 * 56
+
+
 def test_shared_memory_holds_the_padded_inputs_and_no_output():
     model = PerfModel(matmul(1024, 1024, 1024), V100)
     assert model.footprint_bytes(1, (128, 64, 8)) == 4 * (128 * 8 + 8 * 64)

@@ -31,6 +31,7 @@ TEXT_FIELDS = {
     "peak_gflops",
     "instruction_gops",
     "function_cycles",
+    "row_shares",
 }
 X86_CPUS = [row.name for row in device_db.ROWS if row.kind == "cpu" and "mtriple" not in dict(row.target)]
 ROW_IDS = [row.name for row in device_db.ROWS]
@@ -48,7 +49,7 @@ def _numbers(spec: DeviceSpec) -> Iterator[tuple[str, Any]]:
             value = getattr(layer, field.name)
             if field.name not in {"name", "description", "scope"} and value is not None:
                 yield f"layers.{layer.name}.{field.name}", value
-    for name in ("peak_gflops", "instruction_gops", "function_cycles"):
+    for name in ("peak_gflops", "instruction_gops", "function_cycles", "row_shares"):
         for key, value in getattr(spec, name):
             yield f"{name}.{key}", value
 

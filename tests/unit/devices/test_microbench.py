@@ -145,6 +145,12 @@ def test_the_benchmarks_compute_what_they_say() -> None:
     width = microbench_kernels.LOAD_CHAINS * 4
     data = np.random.default_rng(0).random((2, 3 * width), "float32")
     expected = 2 * data.reshape(2, 3, width).sum(axis=1, dtype="float64")
+    rows = np.full((1, 24, 20), np.nan, "float32")  # 24 rows of two vectors, three vectors' room between them
+    rows[..., :8] = data[0].reshape(24, 8)
+    apart = run(
+        microbench_kernels.load_kernel(4, 1, 3, 2, 2, 20), rows.reshape(1, 480), np.full((1, width), np.nan, "float32")
+    )
+    np.testing.assert_allclose(apart, expected[:1], rtol=1e-5)
     sums = run(microbench_kernels.load_kernel(4, 2, 3, 2), data, np.full((2, width), np.nan, "float32"))
     np.testing.assert_allclose(sums, expected, rtol=1e-5)
     state = 88172645463325252
@@ -161,10 +167,14 @@ def test_the_plan_fits_each_layer() -> None:
     info = cpu_info_of(caches=tuple(dataclasses.replace(cache, sharer_count=1) for cache in caches))
     spec = probe.probe_cpu(info=info)
     plan = probe.bench_plan(spec, info)
-    sizes = {stream.layer: stream.bytes_per_core for stream in plan.streams}
+    sizes = {stream.name: stream.bytes_per_core for stream in plan.streams}
     assert sizes["L1"] == 24 * 1024
     assert sizes["L2"] == 512 * 1024
     assert 1024 * 1024 < sizes["L3"] <= 32 * 1024 * 1024
     assert sizes["L4"] * spec.unit_count >= 4 * 32 * 1024 * 1024
     assert StreamSize(layer="L1", bytes_per_core=24 * 1024) in plan.streams
+    assert [sizes[f"{layer}.64"] for layer in ("L2", "L3")] == [
+        4 * 48 * 1024,
+        4 * 1024 * 1024,
+    ]  # beyond the layer above
     assert plan.chains + 2 <= plan.register_count

@@ -103,6 +103,18 @@ def test_what_stands_above_the_noise_overrules_and_is_rounded() -> None:
     assert moved.lowest_layer.bandwidth_gb_per_s != 50.1, "the memory became as the tables have it"
 
 
+def test_short_rows_of_a_processor_whose_row_has_none_are_measured_and_kept() -> None:
+    row = device_db.lookup("cpu-zen4")
+    rows = (("L2.64", 90.0), ("L2.4096", 100.0), ("L3.64", 10.0), ("L3.256", 22.0), ("L3.4096", 25.0))
+    found = as_measured(row, streams_gb_per_s=(*as_measured(row).streams_gb_per_s, *rows))
+    made = measured_row(row, found, WHEN)
+    assert made.row_shares == (("L3.64", 0.398),)  # rounded; the others are no further than the noise from all of it
+    assert measured_row(row, found, "2027-01-01", made) is made
+    assert measured_row(row, dataclasses.replace(found, disagreement=0.5), WHEN).row_shares == ()
+    slower = dataclasses.replace(found, launch_overhead_us=2 * found.launch_overhead_us)
+    assert measured_row(row, slower, "2027-01-01", made).row_shares == made.row_shares
+
+
 def test_of_a_busy_machine_only_what_is_better_counts() -> None:
     """Rates that were halved by a neighbour do not overrule the row, where two rounds did not agree on them."""
     spec = device_db.lookup("cpu-zen4")

@@ -19,7 +19,7 @@ from tests.support.merged_runs import MergedGraph, Runs, merged_graph
 from tests.support.small_modules import inputs_of, module_of
 from tests.unit.compilers import needs_nvcc
 from tvm_ext import relay
-from tvm_ext._tvm import IRModule, PrimFunc
+from tvm_ext._tvm import IRModule, PrimFunc, gpu_schedule_rules
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import InputError
 from tvm_ext.options import BuildOptions
@@ -156,6 +156,17 @@ def test_what_does_not_fit_is_refused_by_operator(problem: str) -> None:
 def test_a_function_of_other_tensors_is_refused() -> None:
     with pytest.raises(InputError, match=r"operator matmul: the kernel is for tensors \[24, 24\], \[24, 24\]"):
         kernel_of(stock("relu"))
+
+
+def test_a_function_that_would_store_beyond_its_tensor_is_refused() -> None:
+    """dlight's own schedule of a product by a vector: 24 rows in blocks of 16."""
+    x, v = inputs_of((24, 24), (24,))
+    func = relay.operators(module_of([x, v], op.matmul(x, v)), "nvidia-a100")["matmul"]
+    gemv = next(rule for rule in gpu_schedule_rules() if type(rule).__name__ == "GEMV")
+    with TARGET:
+        scheduled = gemv.apply(func, TARGET, False).mod["main"]
+        with pytest.raises(InputError, match=r"operator matmul: block matmul of .* would store beyond its tensor"):
+            UseLegacyKernels({"matmul": scheduled}, DEVICE)(IRModule({"matmul": func}))
 
 
 @pytest.mark.parametrize(("device", "kernel"), [("cpu-zen4", PRODUCT), ("amd-mi50", PRODUCT), ("cpu-zen4", None)])

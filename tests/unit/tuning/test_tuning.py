@@ -140,6 +140,7 @@ def test_tuning_keeps_trials_and_a_second_run_needs_none(
     plan: BuildPlan, operators: IRModule, model: TunableModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("TVM_EXT_CPU", raising=False)
+    monkeypatch.setattr("tvm.runtime.num_threads", lambda: plan.device.unit_count)  # of one core too
     store = MeasurementStore(MeasurementDatabase(tmp_path / "own.db"))
     calls = {str(variable.name_hint): 1 for variable, _ in operators.functions_items()}
     seen: list[str] = []

@@ -12,6 +12,7 @@ MI300_SHEET = "AMD Instinct MI300X data sheet (dense rates)"
 CDNA_ISA = "AMD Instinct MI200 and MI300 instruction set architecture guides"
 CDNA2_PAPER = "AMD CDNA 2 white paper"
 CDNA3_PAPER = "AMD CDNA 3 white paper"
+LLVM_RATES = "LLVM, SISchedule.td"
 LLVM_AMD = "LLVM, User Guide for AMDGPU Backend, compute_pgm_rsrc registers of GFX9"
 
 
@@ -29,8 +30,9 @@ def _amd(
         fact("max_threads_per_block", 1024, "threads", "ROCm hardware limit", used=False),
         *GPU_FACTS,
         fact(
-            "instruction_gops.float32.exp", peak / 8, "Gop/s", "a quarter of the multiply-adds; AMD Vega ISA: v_exp_f32"
+            "instruction_gops.float32.exp", peak / 8, "Gop/s", f"a quarter of the multiply-adds; {LLVM_RATES}: Trans32"
         ),
+        fact("instruction_gops.float32.convert", peak / 8, "Gop/s", f"a quarter; {LLVM_RATES}: FloatCvt"),
         fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
         fact("layers.L1.capacity_bytes", 64 * 1024, "bytes", "AMD Vega and CDNA ISA; limit of stock TVM's rocm target"),
         fact("layers.L1.granule_bytes", 512, "bytes", f"{LLVM_AMD}: granulated_lds_size, by 128 words"),

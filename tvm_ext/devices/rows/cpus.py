@@ -49,6 +49,7 @@ class Isa:
     source: str
     latency_source: str
     register_note: str = "registers of the architecture"
+    row_shares: Mapping[str, float] = field(default_factory=dict)
     function_cycles: Mapping[str, float] = field(default_factory=lambda: ZEN4_AVX2)
     function_source: str = f"{ON_ZEN4} with AVX2; taken over where no other was measured"
 
@@ -195,6 +196,9 @@ def cpu_facts(isa: Isa, shape: CpuShape) -> tuple[Fact, ...]:
     facts += [
         fact(f"function_cycles.{name}", cycles, "cycles of a register", isa.function_source)
         for name, cycles in isa.function_cycles.items()
+    ]
+    facts += [
+        fact(f"row_shares.{name}", share, "of the bandwidth", isa.source) for name, share in isa.row_shares.items()
     ]
     facts += _cache_facts(isa, shape, cycles)
     return tuple(facts + _peak_facts(isa, cycles))

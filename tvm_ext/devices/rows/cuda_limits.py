@@ -12,7 +12,7 @@ from ..hal import Fact
 CUDA_GUIDE = "CUDA C++ Programming Guide, technical specifications per compute capability"
 CALCULATOR = "NVIDIA's occupancy calculator (cuda_occupancy.h, CUDA 13.0)"
 TUNING_GUIDES = "NVIDIA Ampere and Hopper tuning guides: 1 KiB reserved for each block"
-CUDA_RATES = "CUDA C++ Programming Guide, throughput of native arithmetic instructions"
+CUDA_RATES = "CUDA C++ Programming Guide, since 13.0 Best Practices Guide, throughput of native arithmetic instructions"
 KIB = 1024  # bytes, by definition (IEC 80000-13)
 
 
@@ -35,7 +35,7 @@ class CudaLimits:
     fma_rate: int = 64
     max_rate: int = 64
     exp_rate: int = 16
-    convert_rate: int | None = 16
+    convert_rate: int = 16
 
 
 CUDA_LIMITS: Mapping[tuple[int, int], CudaLimits] = MappingProxyType(
@@ -56,7 +56,7 @@ CUDA_LIMITS: Mapping[tuple[int, int], CudaLimits] = MappingProxyType(
         (8, 0): CudaLimits(shared_kib=164, opt_in_kib=163, reserved_kib=1),
         (8, 6): CudaLimits(threads=1536, blocks=16, shared_kib=100, opt_in_kib=99, reserved_kib=1, fma_rate=128),
         (8, 9): CudaLimits(threads=1536, blocks=24, shared_kib=100, opt_in_kib=99, reserved_kib=1, fma_rate=128),
-        (9, 0): CudaLimits(shared_kib=228, opt_in_kib=227, reserved_kib=1, fma_rate=128, convert_rate=None),
+        (9, 0): CudaLimits(shared_kib=228, opt_in_kib=227, reserved_kib=1, fma_rate=128),
     }
 )
 """A new device of one of these needs no new line here; one of a new capability needs one."""
@@ -107,5 +107,5 @@ def rate_facts(capability: tuple[int, int], peak_gflops: float) -> list[Fact]:
             f"{rate} results a clock, {limits.fma_rate} multiply-adds; {CUDA_RATES}",
         )
         for kind, rate in rates.items()
-        if rate is not None and rate != limits.fma_rate
+        if rate != limits.fma_rate
     ]

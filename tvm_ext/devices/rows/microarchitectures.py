@@ -11,7 +11,7 @@ the measured core that is nearest, and its source says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ..hal import DeviceSpec
@@ -93,8 +93,9 @@ def _amd(family: int, *ranges: range) -> frozenset[tuple[str, int, int]]:
 
 
 def _core(
-    isa: Isa, pipes: int, loads: int, l1: float, l2: float, l3: float, *, ways: int, pages: int, source: str
-) -> Isa:
+    isa: Isa, pipes: int, loads: int, l1: float, l2: float, l3: float, *, ways: int, pages: int, source: str,
+    rows: Mapping[str, float] | None = None,
+) -> Isa:  # fmt: skip
     """A core with ``isa``: FMAs and loads of a register per cycle, bytes per cycle by layer, ways of L2, TLB pages.
 
     Functions take their cycles of as many pipes as there are.
@@ -110,6 +111,7 @@ def _core(
         l2_ways=ways,
         tlb_pages=pages,
         source=source,
+        row_shares=rows or {},
     )
 
 
@@ -174,7 +176,18 @@ MICROARCHITECTURES = (
         description="Intel Ice Lake-SP and -D (Xeon Scalable 3)",
         core_ids=_intel(0x6A, 0x6C),
         isas=(
-            _core(AVX512, 2, 2, 53, 34, 8.6, ways=20, pages=2048, source=f"rates {ICE_LAKE}"),
+            _core(
+                AVX512,
+                2,
+                2,
+                53,
+                34,
+                8.6,
+                ways=20,
+                pages=2048,
+                source=f"rates {ICE_LAKE}",
+                rows={"L2.64": 0.85, "L2.128": 0.91, "L3.64": 0.38, "L3.128": 0.52, "L3.256": 0.75},
+            ),
             _core(AVX2, 2, 2, 49, 30, 7.3, ways=20, pages=2048, source=f"rates between {CASCADE_LAKE} and Golden Cove"),
         ),
         shape=_machine(

@@ -29,6 +29,7 @@ from tvm_ext._tvm import (
 from tvm_ext.analysis.computation_exprs import tensor_bytes
 from tvm_ext.analysis.computations import dtype_of, substitute
 from tvm_ext.analysis.launches import lower
+from tvm_ext.analysis.predicates import unbounded_reduction
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import shared_limit_bytes, static_shared_bytes
 from tvm_ext.errors import IllegalRewrite, InputError, suggestion
@@ -169,6 +170,10 @@ def _tir_body(name: str, operator: PrimFunc, kernel: PrimFunc) -> Stmt:
     if not any(loop.kind == ForKind.THREAD_BINDING for loop in nodes_in(kernel.body, For)):
         what = f"operator {name}: the TensorIR function given for it has no loop that is bound to threads"
         raise InputError(what, "schedule it, as by tvm.s_tir.dlight")
+    beyond = unbounded_reduction(kernel)
+    if beyond:
+        what = f"operator {name}: block {beyond} of the TensorIR function given for it would store beyond its tensor"
+        raise InputError(what, "reduce across threads where no condition bounds the results: stock TVM forgets it")
     return substitute(kernel.body, list(zip(kernel.params, operator.params, strict=True)))
 
 

@@ -66,6 +66,11 @@ def known_extents(node: onnx.NodeProto, name: str, kind: Any) -> list[int]:
     try:
         return extents(kind)
     except ValueError:
+        if isinstance(kind, relax.TupleType):
+            raise ModelError(
+                f"{describe_node(node)} has '{name}', a sequence or optional value, which may change from step to step",
+                "run the model in a tvm_ext.InferenceSession, which leaves this node to ONNX Runtime",
+            ) from None
         raise ModelError(
             f"{describe_node(node)} has '{name}', whose shape is not known", "bind dynamic dimensions with shape={...}"
         ) from None

@@ -21,10 +21,12 @@ from tvm_ext._tvm import (
     gpu_schedule_rules,
     nodes_in,
     s_tir,
+    separate_copy,
+    structural_walk,
     tirx,
 )
 from tvm_ext.analysis.device_code import op_name
-from tvm_ext.analysis.predicates import reads_memory
+from tvm_ext.analysis.predicates import reads_memory, unbounded_reduction
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, TargetError
 from tvm_ext.records.choice import KernelChoice
@@ -54,7 +56,7 @@ def schedule_by_stock(func: PrimFunc, name: str, device: DeviceSpec, reason: str
         if schedule is None or not runs_on_device(schedule.mod["main"]):
             continue
         scheduled = _exact(schedule.mod["main"])
-        if _can_be_lowered(scheduled):
+        if not unbounded_reduction(scheduled) and not _computes_twice(scheduled) and _can_be_lowered(scheduled):
             notes = (reason, f"stock TVM's dlight.gpu.{type(rule).__name__}")
             return scheduled, KernelChoice(operator=name, path="stock", notes=notes, device=device.name)
     try:
@@ -87,6 +89,16 @@ def _shapes(func: PrimFunc) -> str:
     return ", ".join(f"[{', '.join(str(getattr(size, 'value', size)) for size in shape)}]" for shape in shapes)
 
 
+def _computes_twice(func: PrimFunc) -> bool:
+    """Whether a rule has inlined an epilogue into a sum: stock TVM (0.27) then adds it where it begins, and at a step.
+
+    Worked example: ``matmul + y`` of one step, by dlight's Fallback: ``s = y + 0``, then ``s = y + (s + a * b)``.
+    """
+    inits: list[Stmt] = []
+    structural_walk(func.body, (SBlock, lambda block: inits.append(block.init) if block.init is not None else None))
+    return any(map(reads_memory, inits))
+
+
 def _can_be_lowered(func: PrimFunc) -> bool:
     """Whether stock TVM has a reduction across threads for each that its rule asked for.
 
@@ -104,7 +116,7 @@ def _apply(rule: Any, func: PrimFunc, target: Target) -> Schedule | None:
     try:
         with target:
             found = rule.apply(func, target, False)
-    except (ScheduleError, RuntimeError, ValueError, TypeError, AttributeError):
+    except (ScheduleError, RuntimeError, ValueError, TypeError, AttributeError, AssertionError):
         return None
     return found[0] if isinstance(found, list) else found
 
@@ -187,7 +199,7 @@ def schedule_gpu_fallback(func: PrimFunc) -> tuple[PrimFunc, str]:
         raise IllegalRewrite("its body has no blocks to schedule")
     if _launches_threads(func.body.block.body):
         return func, "fallback: launches of its own, as stock TVM wrote them"
-    schedule = Schedule(func.with_attr("s_tir", True).with_attr("global_symbol", "main"))
+    schedule = Schedule(separate_copy(func.with_attr("s_tir", True).with_attr("global_symbol", "main")))
     try:
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
         for block in blocks:

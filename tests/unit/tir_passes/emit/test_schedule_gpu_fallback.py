@@ -11,14 +11,19 @@ from tvm import relax
 from tvm.script import tirx as T  # noqa: N812 - TVMScript's own name
 
 from tests.support import opencl_cpu
+from tests.support.stock_kernels import stock_kernels
 from tests.unit.kernels import legalised, relative_error
-from tvm_ext.devices.device_db import lookup
+from tvm_ext._tvm import gpu_schedule_rules
+from tvm_ext.analysis.predicates import unbounded_reduction
+from tvm_ext.devices.device_db import device_for_target, lookup
 from tvm_ext.errors import IllegalRewrite, TargetError
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_kernels import construct_kernel
-from tvm_ext.tir_passes.emit.schedule_stock_gpu import runs_on_device, schedule_gpu_fallback
+from tvm_ext.tir_passes.emit import schedule_stock_gpu
+from tvm_ext.tir_passes.emit.schedule_stock_gpu import runs_on_device, schedule_by_stock, schedule_gpu_fallback
+from tvm_ext.verify.build_check import check_kernel
 
 needs_opencl = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
 A100 = lookup("nvidia-a100")
@@ -66,6 +71,56 @@ def test_a_schedule_that_launches_from_a_loop_of_the_host_is_not_taken() -> None
     kernel, choice = made(legalised(lambda x: relax.op.argmin(x, axis=0), (13,)))
     assert runs_on_device(kernel)
     assert "GeneralReduction" not in choice.reason
+
+
+# (rows, columns) of a matrix times a vector: dlight's GEMV has 16 rows a block, with a condition where some are none
+@pytest.mark.parametrize(("rows", "columns"), [(5, 5), (17, 33), (16, 64)])
+def test_a_schedule_that_stores_beyond_its_result_is_not_taken(rows: int, columns: int) -> None:
+    """Stock TVM forgets the condition where it stores: what is noticed is what the interpreter finds, and no more."""
+    device, target = device_for_target("nvidia-v100")
+    func = legalised(lambda x, v: relax.op.matmul(x, v), (rows, columns), (columns,))
+    gemv = next(rule for rule in gpu_schedule_rules() if type(rule).__name__ == "GEMV")
+    with target:
+        scheduled = gemv.apply(func, target, False).mod["main"]
+        taken, choice = schedule_by_stock(func, "matmul", device, "a test")
+        fault = check_kernel("main", scheduled, func, device, target).problem
+        assert not check_kernel("main", taken, func, device, target).problem
+    assert fault.startswith("main_kernel: out of bounds of matmul") if rows % 16 else not fault
+    assert unbounded_reduction(scheduled) == ("matmul" if rows % 16 else "")
+    assert ("dlight.gpu.GEMV" in choice.reason) == (rows % 16 == 0)
+
+
+def test_a_schedule_that_adds_an_epilogue_twice_is_not_taken() -> None:
+    """dlight's Fallback inlines what is behind a sum of one step into it, which stock TVM does wrong."""
+    device, target = device_for_target("nvidia-v100")
+    func = legalised(lambda x, y, z: relax.op.add(z, relax.op.matmul(x, y)), (8, 1), (1, 8), (8, 8))
+    fallback = next(rule for rule in gpu_schedule_rules() if type(rule).__name__ == "Fallback")
+    with target:
+        scheduled = fallback.apply(func, target, False).mod["main"]
+        taken, choice = schedule_by_stock(func, "matmul", device, "a test")
+        assert "its values are off by" in check_kernel("main", scheduled, func, device, target).problem
+        assert not check_kernel("main", taken, func, device, target).problem
+    assert choice.path == "fallback"
+
+
+def test_a_rule_that_asserts_is_one_that_does_not_take_it() -> None:
+    """dlight's Reduction rule ends in an AssertionError of its own where a sum's reads are no whole boxes."""
+
+    class Asserting:
+        def apply(self, *_: Any) -> None:
+            raise AssertionError
+
+    assert schedule_stock_gpu._apply(Asserting(), adaptive_pool(), device_for_target("nvidia-v100")[1]) is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * 3600)
+@pytest.mark.parametrize("everything", [False, True])
+def test_no_kernel_of_stock_tvm_of_onnx_s_node_tests_is_wrong(everything: bool) -> None:
+    """Of a default build, and of one without Roller: in the interpreter, every store within its tensor."""
+    found = list(stock_kernels("nvidia-v100", everything=everything))
+    assert sum(not item.unknown for item in found) > (100 if everything else 10)
+    assert not [item for item in found if item.problem]
 
 
 def scatter_nd() -> Any:

@@ -234,6 +234,8 @@ def _tensors_of(sequence: Expr) -> list[Expr]:
     """Its tensors; a sequence that is an input is a variable, which can be indexed without end."""
     if isinstance(sequence, _tvm.relax.Tuple):
         return list(sequence)
+    if not isinstance(sequence.ty, _tvm.relax.TupleType):
+        raise ValueError("the sequence is an input, whose length is not known")
     return [sequence[position] for position in range(len(sequence.ty.fields))]
 
 
