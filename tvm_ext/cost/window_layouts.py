@@ -51,10 +51,6 @@ class WindowLayout:
         return ceil_div(self.window.y.extent, self.band)
 
     @property
-    def last_band(self) -> int:
-        return self.window.y.extent - (self.bands - 1) * self.band
-
-    @property
     def task_count(self) -> int:
         return self.bands * planes_of(self.window)
 

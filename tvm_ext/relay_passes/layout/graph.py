@@ -11,15 +11,29 @@ Three ways an operator may care about layouts:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Literal
 
-from tvm_ext._tvm import CALL_TIR, Call, Constant, DataflowBlock, Expr, IRModule, PrimFunc, Var, ir, nodes_in, tirx
+from tvm_ext._tvm import (
+    CALL_TIR,
+    Attrs,
+    Call,
+    Constant,
+    DataflowBlock,
+    Expr,
+    IRModule,
+    PrimFunc,
+    Var,
+    ir,
+    nodes_in,
+    tirx,
+)
 from tvm_ext.analysis.computations import Computation, OperatorBody, read_operator, replace_loads
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.records.serialise import from_json
+from tvm_ext.records.serialise import record_of
 
 from .blocked import shape_of
 from .depth import DEPTH
@@ -78,6 +92,10 @@ class Operator:
         return shape_of(self.variable)
 
 
+_Make = Callable[..., Operator]
+"""An `Operator` of a call, by what else there is to say of it."""
+
+
 def elements(value: Expr) -> int:
     """What a transform of ``value`` has to move: nothing where a channel is one element, for that is a view."""
     shape = shape_of(value)
@@ -96,24 +114,35 @@ def read_block(mod: IRModule, block: DataflowBlock, lanes: int) -> tuple[Operato
 
 
 def _read(mod: IRModule, variable: Var, call: Call, lanes: int) -> Operator | None:
+    make = partial(Operator, variable=variable, call=call, block=lanes)
     if call.op == CALL_TIR:
-        return _element_wise_function(mod, variable, call, lanes)
+        return _element_wise_function(mod, make, variable, call, lanes)
     if not isinstance(call.op, ir.Op) or not all(_is_static(item) for item in (variable, *call.args) if _typed(item)):
         return None
-    name = str(call.op.name)
+    name, data = str(call.op.name), call.args[0]
     if name == "relax.nn.conv2d":
-        return _convolution(variable, call, lanes)
-    if name in POOLS:
-        legal = call.attrs.layout == call.attrs.out_layout == "NCHW" and is_blockable(call.args[0], lanes)
-        return Operator(variable=variable, call=call, block=lanes, role="pool", data=(call.args[0],)) if legal else None
-    if name in REDUCTIONS or name == ADAPTIVE_POOL:
-        return _reduction(variable, call, lanes)
+        return _convolution(make, variable, call, lanes)
+    if name in ELEMENT_WISE:
+        return _element_wise(make, variable, call, lanes)
     if name == "relax.concat":
-        return _concat(variable, call, lanes)
+        parts = tuple(getattr(data, "fields", ()))
+        legal = parts and call.attrs.axis is not None and all(is_blockable(part, lanes) for part in (variable, *parts))
+        return make(role="concat", data=parts) if legal else None
+    role = _role_by_channel(name, call.attrs)
+    return make(role=role, data=(data,)) if role is not None and is_blockable(data, lanes) else None
+
+
+def _role_by_channel(name: str, attrs: Attrs) -> Role | None:
+    """Of an operator on one tensor that leaves channels apart; "reduce": over all rows and columns."""
+    if name in POOLS:
+        return "pool" if attrs.layout == attrs.out_layout == "NCHW" else None
     if name == "relax.nn.pad":
-        legal = is_blockable(call.args[0], lanes) and not any(call.attrs.pad_width[:4])
-        return Operator(variable=variable, call=call, block=lanes, role="pad", data=(call.args[0],)) if legal else None
-    return _element_wise(variable, call, lanes) if name in ELEMENT_WISE else None
+        return "pad" if not any(attrs.pad_width[:4]) else None
+    if name == ADAPTIVE_POOL:
+        whole = tuple(int(size) for size in attrs.output_size) == (1, 1)
+        return "reduce" if whole and attrs.layout == attrs.out_layout == "NCHW" else None
+    axes = attrs.axis if name in REDUCTIONS else None
+    return "reduce" if axes is not None and sorted(int(axis) % 4 for axis in axes) == [2, 3] else None
 
 
 def is_blockable(value: Expr, lanes: int) -> bool:
@@ -140,7 +169,7 @@ def _is_image(value: Expr) -> bool:
     return _typed(value) and len(shape_of(value)) == 4
 
 
-def _convolution(variable: Var, call: Call, lanes: int) -> Operator | None:
+def _convolution(make: _Make, variable: Var, call: Call, lanes: int) -> Operator | None:
     data, weight = call.args
     attrs = call.attrs
     layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
@@ -155,41 +184,13 @@ def _convolution(variable: Var, call: Call, lanes: int) -> Operator | None:
     groups = int(attrs.groups)
     if groups == features == shape_of(data)[1] and groups > 1:
         legal = depth == 1 and is_blockable(data, lanes)
-        return Operator(variable=variable, call=call, block=lanes, role="depthwise", data=(data,)) if legal else None
+        return make(role="depthwise", data=(data,)) if legal else None
     if groups > 1 and (depth % lanes or (features // groups) % lanes):
         return None
-    whole = is_blockable(variable, lanes)
-    return Operator(
-        variable=variable,
-        call=call,
-        block=lanes,
-        role="convolution",
-        data=(data,),
-        may_be_blocked=whole,
-    )
+    return make(role="convolution", data=(data,), may_be_blocked=is_blockable(variable, lanes))
 
 
-def _reduction(variable: Var, call: Call, lanes: int) -> Operator | None:
-    """A reduction over all rows and columns, which leaves one element per channel."""
-    if call.op.name == ADAPTIVE_POOL:
-        whole = tuple(int(size) for size in call.attrs.output_size) == (1, 1)
-        legal = whole and call.attrs.layout == call.attrs.out_layout == "NCHW"
-    else:
-        axes = call.attrs.axis
-        legal = axes is not None and sorted(int(axis) % 4 for axis in axes) == [2, 3]
-    if not legal or not is_blockable(call.args[0], lanes):
-        return None
-    return Operator(variable=variable, call=call, block=lanes, role="reduce", data=(call.args[0],))
-
-
-def _concat(variable: Var, call: Call, lanes: int) -> Operator | None:
-    parts = tuple(getattr(call.args[0], "fields", ()))
-    if not parts or call.attrs.axis is None or not all(is_blockable(part, lanes) for part in (variable, *parts)):
-        return None
-    return Operator(variable=variable, call=call, block=lanes, role="concat", data=parts)
-
-
-def _element_wise(variable: Var, call: Call, lanes: int) -> Operator | None:
+def _element_wise(make: _Make, variable: Var, call: Call, lanes: int) -> Operator | None:
     if not is_blockable(variable, lanes):
         return None
     tensors = [argument for argument in call.args if _typed(argument)]
@@ -198,23 +199,20 @@ def _element_wise(variable: Var, call: Call, lanes: int) -> Operator | None:
     )
     if not data or any(str(tensor.ty.dtype) not in NUMBERS or len(shape_of(tensor)) > 4 for tensor in tensors):
         return None
-    return Operator(variable=variable, call=call, block=lanes, role="element-wise", data=data)
+    return make(role="element-wise", data=data)
 
 
-def _element_wise_function(mod: IRModule, variable: Var, call: Call, lanes: int) -> Operator | None:
+def _element_wise_function(mod: IRModule, make: _Make, variable: Var, call: Call, lanes: int) -> Operator | None:
     """A ``call_tir`` of one element-wise computation over tensors of the result's shape and scalars (a Clip, say)."""
     func = mod[call.args[0]]
     arguments = list(call.args[1].fields)
+    blockable = all(is_blockable(item, lanes) for item in arguments)
     if DEPTH in (func.attrs or {}):
-        legal = is_blockable(arguments[0], lanes)
-        return (
-            Operator(variable=variable, call=call, block=lanes, role="depth", data=(arguments[0],)) if legal else None
-        )
-    if WEAVE in (func.attrs or {}):
-        groups = from_json(Weave, str(func.attrs[WEAVE])).groups
-        legal = shape_of(variable)[1] % (groups * lanes) == 0 and all(is_blockable(item, lanes) for item in arguments)
-        data = tuple(arguments)
-        return Operator(variable=variable, call=call, block=lanes, role="weave", data=data) if legal else None
+        return make(role="depth", data=(arguments[0],)) if blockable else None
+    weave = record_of(func, WEAVE, Weave)
+    if weave is not None:
+        legal = blockable and shape_of(variable)[1] % (weave.groups * lanes) == 0
+        return make(role="weave", data=tuple(arguments)) if legal else None
     if not is_blockable(variable, lanes) or not isinstance(func, PrimFunc):
         return None
     try:
@@ -235,9 +233,7 @@ def _element_wise_function(mod: IRModule, variable: Var, call: Call, lanes: int)
     if not data:
         return None
     computation = body.computations[0]
-    return Operator(
-        variable=variable, call=call, block=lanes, role="element-wise", data=data, computation=computation, body=body
-    )
+    return make(role="element-wise", data=data, computation=computation, body=body)
 
 
 def _is_element_wise(computation: Computation) -> bool:

@@ -6,11 +6,11 @@ last one, one for each part of a row, to which what the parts before it hold is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tvm_ext._tvm import Expr, ForKind, Stmt, tirx
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes, tensor_bytes
 from tvm_ext.analysis.computations import dtype_of, static_shape
 from tvm_ext.devices.machine import WARM, Machine
@@ -162,11 +162,12 @@ class ScanPart(KernelPart[None]):
         behind = [*split_index(line, shape[axis + 1 : last]), column] if last > axis else []
         return [*split_index(row, shape[:axis]), place, *behind, *(index(0) for _ in shape[last + 1 :])]
 
-    def _step(self, total: Callable[[], Expr], add: Callable[[Expr], Stmt], at: Sequence[Expr]) -> list[Stmt]:
-        """One element: its sum is stored, before or behind its own addition."""
+    def _step(self, held: Buffer, number: Expr, at: Sequence[Expr]) -> Stmt:
+        """One element: its sum, ``number`` of ``held``, is stored before or behind its own addition."""
         data, sums = self.context.operator.params
-        steps = [add(cast_to(load(data, at), self._dtype)), store(sums, total(), at)]
-        return steps[::-1] if self.work.exclusive else steps
+        add = accumulate(held, (number,), cast_to(load(data, at), self._dtype), self.work.combiner)
+        steps = [add, store(sums, load(held, (number,)), at)]
+        return sequence(*(steps[::-1] if self.work.exclusive else steps))
 
     @property
     def _nothing(self) -> Expr:
@@ -184,13 +185,7 @@ class ScanPart(KernelPart[None]):
         held = new_buffer((width,), self._dtype, "held", "local")
 
         def lane(place: Expr, v: Expr) -> Stmt:
-            return sequence(
-                *self._step(
-                    lambda: load(held, (v,)),
-                    lambda value: accumulate(held, (v,), value, self.work.combiner),
-                    self._at(row, place, line, first + v),
-                )
-            )
+            return self._step(held, v, self._at(row, place, line, first + v))
 
         cleared = vector_loops(width, self._lanes, VECTORIZED, lambda v: store(held, self._nothing, (v,)))
         steps = loop(
@@ -209,13 +204,7 @@ class ScanPart(KernelPart[None]):
         zero = index(0)
 
         def step(number: Expr, place: Expr) -> Stmt:
-            return sequence(
-                *self._step(
-                    lambda: load(held, (number,)),
-                    lambda value: accumulate(held, (number,), value, self.work.combiner),
-                    self._at(row, place, zero, zero),
-                )
-            )
+            return self._step(held, number, self._at(row, place, zero, zero))
 
         def added(number: int) -> Stmt:
             """What the parts before hold, of whose sums the first register has the whole."""

@@ -23,19 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tvm_ext._tvm import (
-    AllocBuffer,
-    Buffer,
-    Call,
-    For,
-    PrimFunc,
-    SBlock,
-    Stmt,
-    ir,
-    structural_map,
-    structural_walk,
-    tirx,
-)
+from tvm_ext._tvm import AllocBuffer, Buffer, Call, For, PrimFunc, SBlock, Stmt, ir, nodes_in, structural_map, tirx
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import shared_limit_bytes, static_shared_bytes
 from tvm_ext.errors import IllegalRewrite, InputError
@@ -44,16 +32,7 @@ from tvm_ext.records.pipelines import PIPELINE_PLAN, PipelinedBuffer, PipelinePl
 
 from .analyse import REGISTER_LEVEL, SHARED_LEVEL, LoadUse, find_load_use, fuses_with
 from .function import Function
-from .loops import (
-    accesses_of,
-    bytes_per_element,
-    is_register,
-    is_shared,
-    op_name,
-    scope_of,
-    size_of,
-    to_loops,
-)
+from .loops import accesses_of, bytes_per_element, is_register, is_shared, op_name, scope_of, size_of, to_loops
 from .lower_bulk import BulkPipeline, lower_bulk_primitives, with_bulk_copies
 from .plan import make_loader, move_functions
 from .primitives import read_primitive
@@ -319,26 +298,17 @@ BLOCK_ANNOTATIONS = ("double_buffer_scope", "tirx.manifest_shared_memory_local_s
 
 def already_pipelined(func: PrimFunc) -> str | None:
     """What shows that ``func`` (scheduled or not) has been pipelined by someone else; None where nothing does."""
-    found: list[str] = []
-
-    def loop(node: For) -> None:
-        if any(key in node.annotations for key in LOOP_ANNOTATIONS):
-            found.append(f"loop {node.loop_var.name} has stock TVM's pipeline annotations")
-
-    def attribute(node: Stmt) -> None:
-        if str(node.attr_key) in ("async_scope", "async_commit_queue_scope", "async_wait_queue_scope"):
-            found.append("it has asynchronous copies in groups")
-
-    def call(node: Call) -> None:
-        if "cp_async" in op_name(node) or "mbarrier" in op_name(node):
-            found.append(f"it calls {op_name(node).removeprefix('tirx.')}")
-
-    def block(node: SBlock) -> None:
-        if any(key in node.annotations for key in LOOP_ANNOTATIONS):
-            found.append(f"block {node.name_hint} has stock TVM's pipeline annotations")
-
-    structural_walk(func.body, [(For, loop), (tirx.AttrStmt, attribute), (Call, call), (SBlock, block)], order="pre")
-    return found[0] if found else None
+    for node in nodes_in(func.body, (For, tirx.AttrStmt, Call, SBlock), "pre"):
+        if isinstance(node, tirx.AttrStmt):
+            if str(node.attr_key) in ("async_scope", "async_commit_queue_scope", "async_wait_queue_scope"):
+                return "it has asynchronous copies in groups"
+        elif isinstance(node, Call):
+            if "cp_async" in op_name(node) or "mbarrier" in op_name(node):
+                return f"it calls {op_name(node).removeprefix('tirx.')}"
+        elif any(key in node.annotations for key in LOOP_ANNOTATIONS):
+            what = f"loop {node.loop_var.name}" if isinstance(node, For) else f"block {node.name_hint}"
+            return f"{what} has stock TVM's pipeline annotations"
+    return None
 
 
 def without_stock_pipelines(func: PrimFunc) -> PrimFunc:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm_ext._tvm import BufferStore, Call, Node, Stmt, structural_walk, tirx
+from tvm_ext._tvm import BufferStore, Call, Node, Stmt, nodes_in, tirx
 
 from .loops import POINTERS, op_name
 
@@ -16,31 +16,19 @@ SYNCHRONISATION = ("sync", "cp_async", "mbarrier", "async_")
 
 def side_effect_in(body: Stmt) -> str | None:
     """What in ``body`` may depend on the order of loads: barriers, asynchronous copies, calls of unknown effect."""
-    found: list[str] = []
-
-    def attribute(node: Node) -> None:
-        if str(node.attr_key).startswith("async_"):
-            found.append("has asynchronous copies already")
-
-    def evaluate(node: Node) -> None:
-        call = node.value
-        if not isinstance(call, Call):
-            return
-        name = op_name(call)
-        if any(word in name for word in SYNCHRONISATION) and name not in HARMLESS_CALLS - {"tirx.s_tir.cp_async_raw"}:
-            found.append(f"synchronises by itself ({name.removeprefix('tirx.')})")
-        elif name not in HARMLESS_CALLS:
-            found.append(f"has a side effect: {text_of(node)}")
-
-    def leave(node: Node) -> None:
-        found.append(f"can be left early by {type(node).__name__.lower()}")
-
-    structural_walk(
-        body,
-        [(tirx.AttrStmt, attribute), (tirx.Evaluate, evaluate), *((kind, leave) for kind in _WAYS_OUT)],
-        order="pre",
-    )
-    return found[0] if found else None
+    for node in nodes_in(body, (tirx.AttrStmt, tirx.Evaluate, *_WAYS_OUT), "pre"):
+        if isinstance(node, _WAYS_OUT):
+            return f"can be left early by {type(node).__name__.lower()}"
+        if isinstance(node, tirx.AttrStmt) and str(node.attr_key).startswith("async_"):
+            return "has asynchronous copies already"
+        if isinstance(node, tirx.Evaluate) and isinstance(node.value, Call):
+            name = op_name(node.value)
+            synchronises = any(word in name for word in SYNCHRONISATION)
+            if synchronises and name not in HARMLESS_CALLS - {"tirx.s_tir.cp_async_raw"}:
+                return f"synchronises by itself ({name.removeprefix('tirx.')})"
+            if name not in HARMLESS_CALLS:
+                return f"has a side effect: {text_of(node)}"
+    return None
 
 
 _WAYS_OUT = (tirx.stmt.Break, tirx.stmt.Continue, tirx.stmt.Return)

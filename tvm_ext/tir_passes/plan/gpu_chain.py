@@ -224,7 +224,8 @@ def _follows(before: ChainLink, link: ChainLink) -> str | None:
     """None where the rows and the reduction of ``link`` read what ``before`` has in its rows and columns."""
     written, read = before.expr.output, link.expr.inputs[link.form.row_input]
     name, other = link.computation.name, before.computation.name
-    if prod(written.shape) != prod(read.shape) or _offset(written) != _offset(read):
+    offsets = [None if None in access.indices else access.origin for access in (written, read)]
+    if prod(written.shape) != prod(read.shape) or offsets[0] != offsets[1]:
         return f"{name} reads a part of {other}"
     rows = _digits(before.expr, before.form.rows, written), _digits(link.expr, link.form.rows, read)
     columns = _digits(before.expr, before.form.columns, written), _digits(link.expr, link.form.reduction, read)
@@ -235,16 +236,6 @@ def _follows(before: ChainLink, link: ChainLink) -> str | None:
     if columns[0] != columns[1]:
         return f"{name} does not add up over the columns of {other}"
     return None
-
-
-def _offset(access: Access) -> int | None:
-    offset, step = 0, 1
-    for size, index in zip(reversed(access.shape), reversed(access.indices), strict=True):
-        if index is None:
-            return None
-        offset += index.constant * step
-        step *= size
-    return offset
 
 
 def _digits(expr: TensorExpr, positions: Sequence[int], access: Access) -> tuple[tuple[int, int], ...] | None:

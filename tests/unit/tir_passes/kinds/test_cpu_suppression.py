@@ -33,19 +33,20 @@ def expected(boxes: Any, scores: Any, limit: int, overlap: float, score: float) 
         for number, of_class in enumerate(of_image):
             kept: list[int] = []
             for place in np.argsort(-of_class, kind="stable"):
-                near = any(share(boxes[image, place], boxes[image, other]) > np.float32(overlap) for other in kept)
+                near = (shares(boxes[image, place], boxes[image, kept]) > np.float32(overlap)).any()
                 if of_class[place] > np.float32(score) and len(kept) < limit and not near:
                     kept.append(int(place))
             rows += [[image, number, place] for place in kept]
     return rows
 
 
-def share(a: Any, b: Any) -> np.float32:
-    """Intersection over union, in float32; 0 of boxes without an area."""
-    (low_a, high_a), (low_b, high_b) = ((np.minimum(c[:2], c[2:]), np.maximum(c[:2], c[2:])) for c in (a, b))
-    common = np.prod(np.maximum(np.minimum(high_a, high_b) - np.maximum(low_a, low_b), np.float32(0)))
-    union = np.prod(high_a - low_a) + np.prod(high_b - low_b) - common
-    return common / union if union > 0 else np.float32(0)
+def shares(a: Any, others: Any) -> Any:
+    """Intersection over union of a box with each of others, in float32; 0 of boxes without an area."""
+    corners = ((np.minimum(c[..., :2], c[..., 2:]), np.maximum(c[..., :2], c[..., 2:])) for c in (a, others))
+    (low_a, high_a), (low_b, high_b) = corners
+    common = np.prod(np.maximum(np.minimum(high_a, high_b) - np.maximum(low_a, low_b), np.float32(0)), axis=-1)
+    union = np.prod(high_a - low_a) + np.prod(high_b - low_b, axis=-1) - common
+    return np.divide(common, union, out=np.zeros_like(common), where=union > 0)
 
 
 def draw(seed: int, images: int, classes: int, count: int) -> tuple[Any, Any]:
