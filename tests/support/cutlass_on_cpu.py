@@ -210,7 +210,7 @@ extern "C" int32_t {symbol}(ConvolutionCall const* call, void* workspace, int64_
 
 def emit_pair(config: PairConfig, first: Epilogue, second: Epilogue, *, layout_b: Order = "row") -> str:
     """`byoc_cutlass.emit_back_to_back.emit_pair`, for the CPU: row by row, what lies between in halves."""
-    symbol, operand = pairs.symbol_of(config, first, second, layout_b), TYPES[config.first.arithmetic]
+    symbol, operand = pairs.symbol_of(config.name, first, second, layout_b), TYPES[config.first.arithmetic]
     b0 = "k * call->ldb0 + j" if layout_b == "row" else "j * call->ldb0 + k"
     b1 = "k * call->ldb1 + j" if layout_b == "row" else "j * call->ldb1 + k"
     reads0, quoted0, between = _epilogue(first, "call->n0")
