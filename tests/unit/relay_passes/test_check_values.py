@@ -256,3 +256,17 @@ def test_the_place_of_an_extremum_is_inside(extent: int, axis: int | None, check
     run = relay.build(mod, "llvm", kernel_cache="off").vm()["main"]
     if not checks:
         np.testing.assert_array_equal(run(scores).numpy(), TABLE[scores.argmax(axis=axis)])
+
+
+def test_roi_align_looks_at_no_image_that_is_not_there() -> None:
+    node = helper.make_node("RoiAlign", ["x", "boxes", "images"], ["y"], output_height=2, output_width=2)
+    proto = onnx_model([node], {"x": (2, 1, 4, 4), "boxes": (2, 4), "images": (2,)}, ("y",), opset=22)
+    proto.graph.input[2].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    mod, params = relay.frontend.from_onnx(proto)
+    module = relay.GraphModule(relay.build(mod, "llvm", params=params))
+    inputs = {"x": np.arange(32, dtype="float32").reshape(2, 1, 4, 4), "boxes": np.float32([[0, 0, 3, 3]] * 2)}
+    module.run(**inputs, images=array([0, 1]))
+    first_image, second_image = module.get_output(0).numpy()
+    np.testing.assert_allclose(second_image - first_image, 16, rtol=1e-5)
+    with pytest.raises(IndexRangeError, match=r"by images \(2 int64\): an index is outside"):
+        module.run(**inputs, images=array([0, 2_000_000]))

@@ -12,6 +12,7 @@ import onnx
 
 from tvm_ext import _tvm
 from tvm_ext._tvm import BlockBuilder, Expr
+from tvm_ext.analysis.relax_values import static_shape
 
 from .context import DOUBLE, FLOAT, FLOATING, INT64, Pen, converter, rule
 from .windows import Windows, check_windows
@@ -199,6 +200,16 @@ def _roi_align(pen: Pen) -> None:
         return
     scaled = pen.add("Mul", pen.input[1], pen.like(scale, pen.input[1]))
     pen.add("RoiAlign", pen.x, scaled, pen.input[2], out=pen.out, **pen.options("spatial_scale"))
+
+
+@converter("RoiAlign")
+def _images(builder: BlockBuilder, operands: Sequence[Any], attributes: Mapping[str, Any], opset: int) -> Expr:
+    """Stock's, which reads whatever image a number asks for: they are looked up first, and look-ups are checked."""
+    data, boxes, images = operands
+    shape = static_shape(data)
+    if shape is not None:
+        images = builder.emit(_tvm.relax.op.take(_tvm.relax.const(np.arange(shape[0]), "int64"), images, axis=0))
+    return _tvm.convert_onnx_operator("RoiAlign", builder, [data, boxes, images], attributes, opset)
 
 
 @rule("GridSample")
