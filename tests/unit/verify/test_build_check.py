@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tvm import relax
+from tvm import relax, te, tirx
 from tvm.ir import IRModule
 
 from benchmarks.networks.models import build_model
@@ -242,3 +242,14 @@ def test_what_a_clip_leaves_of_large_sums_is_looked_at_twice(
     assert (all(item.ok for item in done), len(given)) == (right, looks)
     assert [item["x"].max() for item in given] == [1.0, 0.125][:looks]
     assert all(item["bound"] == 0.5 and item["index"].max() == 1 for item in given)
+
+
+def test_integers_that_divide_are_not_zero() -> None:
+    """A random 0 would end this process: the reference divides on its CPU."""
+    vector = te.placeholder((64,), "int32", name="x"), te.placeholder((64,), "int32", name="by")
+    quotient = te.compute((64,), lambda i: tirx.floordiv(vector[0][i], vector[1][i]), name="quotient")
+    operator = te.create_prim_func([*vector, quotient])
+    spec, target = device_for_target(V100)
+    with target:
+        kernel, _ = schedule_gpu_fallback(operator)
+        assert check_kernel("quotient", kernel, operator, spec, target).problem == ""
