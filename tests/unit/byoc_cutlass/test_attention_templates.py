@@ -268,7 +268,7 @@ def test_example_88_is_told_where_every_row_lies(tmp_path: Path) -> None:
     family = hopper(work)
     config = next(config for config in family.legal() if config.is_collective)
     symbol = family.symbol(config)
-    library = host_library(family.source(config) + DESCRIBED.format(space=f"{symbol}_template"), tmp_path, "sm_90a")
+    library = host_library(family.source(config) + DESCRIBED.format(space=f"{symbol}_template"), tmp_path)
     call = AttentionCall(*family.numbers(config), *(16 << 20, 32 << 20, 48 << 20, None, 64 << 20))
     found = (ctypes.c_int64 * 24)()
     assert library.described(ctypes.byref(call), found) == 1

@@ -350,7 +350,7 @@ def test_a_collective_is_told_where_its_vector_lies(name: str, batch: int, dista
     config = next(item.config for item in family.propose() if item.config.generation == "3.x")
     symbol, vector = family.symbol(config), "row" if name.endswith("rows") else "col"
     described = DESCRIBED.format(space=f"{symbol}_template", vector=vector, Vector=vector.capitalize())
-    library = host_library(family.source(config) + described, tmp_path, "sm_90a")
+    library = host_library(family.source(config) + described, tmp_path)
     places = {"a": 16 << 20, "b": 32 << 20, "d": 48 << 20}
     none, zeros = (ctypes.c_void_p * 1)(), (ctypes.c_int64 * 1)()
     call = GemmCall(*family.numbers(config), **places)

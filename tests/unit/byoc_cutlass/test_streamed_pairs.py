@@ -132,7 +132,7 @@ def test_a_launch_is_told_where_everything_lies(tmp_path: Path) -> None:
     family = pair(m=1000, k0=96, n0=384, n1=64)
     config = streamed(family)[0]
     symbol = family.symbol(config)
-    library = host_library(family.source(config) + DESCRIBED.format(space=f"{symbol}_template"), tmp_path, "sm_90a")
+    library = host_library(family.source(config) + DESCRIBED.format(space=f"{symbol}_template"), tmp_path)
     a, b0, b1, d, row0, row1 = (place << 20 for place in range(16, 22))
     rows = (ctypes.c_void_p * 2)(row0, row1)
     call = PairCall(*family.numbers(config), a, b0, b1, ctypes.addressof(rows), d)
