@@ -39,7 +39,7 @@ OPERATORS: dict[str, Callable[[], Any]] = {
     "a product of floats": partial(single_product, 1024, 1024, 512),
     "a batch of products": partial(batched_product, 8, 128, 128, 256),
     "a convolution of halves": partial(convolution, (8, 28, 28, 64), (3, 3, 64, 128), 1, 1),
-    "a convolution of floats": partial(channels_first, (128, 168, 42, 42), (168, 168, 1, 1)),
+    "a convolution of floats": partial(channels_first, (128, 168, 56, 56), (168, 168, 1, 1)),
 }
 
 
