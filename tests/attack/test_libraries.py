@@ -7,6 +7,7 @@ import mmap
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -167,6 +168,17 @@ def test_threads_load_what_lies_there_while_another_one_exports(versions: tuple[
         writing = writer.submit(lambda: [load(4 * number) for number in range(8)])
         assert list(pool.map(load, (1, 2, 3) * 10)) == [1] * 30
         assert writing.result() == [1] * 8
+
+
+def test_one_library_comes_and_goes_in_many_threads(versions: tuple[Path, Path]) -> None:
+    """Each copy registers a loader of one name, and takes it away: no load may find another copy's, or none."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(lambda _: relay.load(versions[0]) is not None, range(200))) == 200
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_what_was_replaced_is_not_exported_as_what_was_loaded(versions: tuple[Path, Path], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import itertools
 import mmap
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,19 @@ _LONGEST_NAME = 249  # memfd_create(2)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of fallocate(2)
 _numbers = itertools.count(1)
 
+_loading = threading.Lock()
+"""One load at a time: a copy registers its loader (``csrc/weights/load.cc``) in place of that of another copy of the
+library, and takes it away when it is unloaded. Between a copy's registration and its look-up no other may come."""
+
+
+def _forget_loads() -> None:
+    global _loading
+    _loading = threading.Lock()  # the thread that held the former one is not in a fork's child
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_loads)
+
 
 def load_library(path: Path, *, own_threads: bool = True) -> Module:
     """The module in the shared library ``path`` as it is now, which is unloaded with the last that refers to it.
@@ -45,7 +59,8 @@ def load_library(path: Path, *, own_threads: bool = True) -> Module:
 
 def load_copy(copy: Path, *, own_threads: bool = True) -> Module:
     """`load_library` of what `private_copy` gave."""
-    module: Module = tvm_ffi.get_global_func("ffi.Module.load_from_file.so")(str(copy), "so")
+    with _loading:
+        module: Module = tvm_ffi.get_global_func("ffi.Module.load_from_file.so")(str(copy), "so")
     if own_threads:
         from . import thread_pool  # GPUs' kernels need none, in processes that have TVM's runtime alone
 
