@@ -90,9 +90,9 @@ class ColumnModel(PerfModel):
         tile: Any = tuple(np.where(holds, block, size) for block, size in zip(shapes[level], single, strict=True))
         return super().resident_tile(level, (*shapes[:level], tile, *shapes[level + 1 :]), order)
 
-    def traffic_bytes(self, level: int, shape: Shape) -> float:
+    def traffic_bytes(self, level: int, shape: Shape, *, waited: bool = False) -> float:
         """MemTraffic of each."""
-        return self._traffic_bytes(level, shape)
+        return self._traffic_bytes(level, shape, waited=waited)
 
 
 def predict_cpu_tiles(expr: TensorExpr, device: DeviceSpec, tiles: CpuTileColumns) -> CpuPredictions:

@@ -69,7 +69,7 @@ class PerfModel:
         self.tensor_core = False
         self._orders: dict[Shape, tuple[int, ...]] = {}
         self._unmoved = unmoved_inputs(expr)
-        self._traffic: dict[tuple[int, Shape], float] = {}
+        self._traffic: dict[tuple[int, Shape, bool], float] = {}
         self._footprint: dict[tuple[int, Shape, tuple[int, ...]], float] = {}
 
     def _window_axes(self) -> frozenset[int]:
@@ -134,19 +134,21 @@ class PerfModel:
 
     # ---- MemTraffic --------------------------------------------------------------------------------------------
 
-    def traffic_bytes(self, level: int, shape: Shape) -> float:
+    def traffic_bytes(self, level: int, shape: Shape, *, waited: bool = False) -> float:
         """MemTraffic Q(T): bytes moved into ``level`` from the layer below over the whole operator.
 
         Each input's data tile is loaded once per tile, also per step of an axis that does not index it; an input
         without reduction axes is loaded once per spatial tile. The output moves once. Worked example: M=N=K=64,
         tile 4x4x1: 16 * 16 * 64 tiles of (4 + 4) elements = 131072 elements = 2mnk / 4 (paper Figure 1).
+
+        ``waited``: instead, what `waited_bytes` says.
         """
-        key = (level, shape)
+        key = (level, shape, waited)
         if key not in self._traffic:
-            self._traffic[key] = self._traffic_bytes(level, shape)
+            self._traffic[key] = self._traffic_bytes(level, shape, waited=waited)
         return self._traffic[key]
 
-    def _traffic_bytes(self, level: int, shape: Shape, *, waited: bool = False) -> float:
+    def _traffic_bytes(self, level: int, shape: Shape, *, waited: bool) -> float:
         spatial, steps = self._tile_ratios(shape) if self.is_cpu else self.tile_counts(shape)
         if level == 0 and self.is_cpu:
             loads = self.core.operand_loads(shape)
@@ -321,7 +323,7 @@ class PerfModel:
 
         Worked example: 1 MiB of rows of 64 bytes, which come at 0.4 of the rate, takes as long as 2.5 MiB.
         """
-        return self._traffic_bytes(level, shape, waited=True) if level and self.device.row_shares else 0.0
+        return self.traffic_bytes(level, shape, waited=True) if level and self.device.row_shares else 0.0
 
     def layer_s(self, level: int, traffic_bytes: float) -> float:
         """Seconds of loading so much into ``level`` from the layer below."""
