@@ -20,6 +20,7 @@ from tvm_ext._tvm import (
     copy_module,
     module_pass,
 )
+from tvm_ext.analysis.launches import refuse_too_much_memory
 from tvm_ext.cost.gpu_rtasks import shortest_s
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -322,7 +323,7 @@ def _first_accepted(
         plain = made[0].without_attr(PINNED), without_stages(made[1])
         is_plain = pipelined[1].pipeline is None or not pipelined[1].pipeline.buffers
         for func, choice in [pipelined] if is_plain else [pipelined, plain]:
-            problem = _measured_to_fail(choice, failed) or _refusal(func, accept)
+            problem = _measured_to_fail(choice, failed) or _refusal(func, operator.device, accept)
             if problem is None:
                 return func, replace(choice, notes=(*choice.notes, *first_and_count(refusals)))
             refusals.append(problem)
@@ -351,12 +352,13 @@ def _measured_to_fail(choice: KernelChoice, failed: FailedTiles) -> str | None:
     return f"{choice.tile} was measured to fail"
 
 
-def _refusal(func: PrimFunc, accept: Accept | None) -> str | None:
-    """Why ``accept`` refuses the kernel; None where it does not."""
-    if accept is None:
-        return None
+def _refusal(func: PrimFunc, device: DeviceSpec, accept: Accept | None) -> str | None:
+    """Why the kernel is not taken: by its shared memory, or by ``accept``; None where nothing speaks against it."""
     try:
-        accept(func)
+        if device.kind != "cpu":
+            refuse_too_much_memory(func, device)
+        if accept is not None:
+            accept(func)
     except IllegalRewrite as refusal:
         return refusal.problem
     return None

@@ -224,9 +224,21 @@ def planned_registers(tiling: SimtTiling, operands: Sequence[Operand], device: D
     return needed
 
 
+def rest_in_loop_bytes(tiling: SimtTiling, operands: Sequence[Operand]) -> int:
+    """Shared memory of the tiles of smaller steps that run in an outer loop over steps; 0 where there are none."""
+    whole = [tiling.computation.extents[p] // tiling.step[p] for p in tiling.reduction]
+    rests = [bool(tiling.computation.extents[p] % tiling.step[p]) for p in tiling.reduction]
+    if not any(rest and max(whole[:at], default=1) > 1 for at, rest in enumerate(rests)):
+        return 0
+    return _tile_bytes([operand for operand in operands if operand.stepped(tiling)])
+
+
 def _shared_bytes(tiling: SimtTiling, operands: Sequence[Operand]) -> int:
-    sizes = [int(o.box.elements * itemsize_bytes(o.box.box.dtype)) for o in operands if o.box is not None]
-    sizes.append(int(_partial_elements(tiling) * itemsize_bytes(tiling.accumulator_dtype)))
+    return _tile_bytes(operands, int(_partial_elements(tiling) * itemsize_bytes(tiling.accumulator_dtype)))
+
+
+def _tile_bytes(operands: Sequence[Operand], *more: int) -> int:
+    sizes = [*(int(o.box.elements * itemsize_bytes(o.box.box.dtype)) for o in operands if o.box is not None), *more]
     return sum(ceil_div(size, VECTOR_BYTES) * VECTOR_BYTES for size in sizes)
 
 
