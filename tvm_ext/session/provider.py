@@ -52,10 +52,7 @@ def register_execution_provider() -> list[Any]:
     For ``SessionOptions.add_provider_for_devices(devices, options)``; ``options`` are names and values of
     `BuildOptions`. A second call only gives the devices.
 
-    Raises
-    ------
-    UnsupportedEnvironmentError
-        without ONNX Runtime, with one before 1.23, or where the library is missing.
+    Raises UnsupportedEnvironmentError without ONNX Runtime, with one before 1.23, or where the library is missing.
     """
     runtime = onnx_runtime()
     if runtime is None or not hasattr(runtime, "register_execution_provider_library"):

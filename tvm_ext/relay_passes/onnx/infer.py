@@ -31,10 +31,7 @@ _Danger: TypeAlias = Callable[[onnx.NodeProto, OnnxGraph], bool]
 def infer_types(graph: OnnxGraph) -> dict[str, onnx.TypeProto]:
     """Inference, values of small integer tensors propagated, for every tensor of the graph.
 
-    Raises
-    ------
-    ModelError
-        The inference finds a contradiction.
+    Raises ModelError where the inference finds a contradiction.
     """
     try:
         known = _with_stand_ins(_without_dangers(graph))

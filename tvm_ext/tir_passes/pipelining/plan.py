@@ -39,10 +39,7 @@ def workload_of(
     8 * 4 * 4 * 2 * 16 * 8 * 16 = 524288 operations. A loop that a block runs several times counts as often, its output
     divided among the times.
 
-    Raises
-    ------
-    IllegalRewrite
-        where an extent is not known before the kernel runs, or not even one version fits the device.
+    Raises IllegalRewrite where an extent is not known before the kernel runs, or not even one version fits the device.
     """
     counts = Counts(function, group, device, planned_registers)
     staged = [tile.buffer for tile in counts.tiles]
