@@ -72,7 +72,7 @@ TOP_LEVEL_TVM = {"tvm.ir", "tvm.relax", "tvm.s_tir", "tvm.te", "tvm.tirx", "tvm.
 # data in pass_pipeline.py. Every module of the folder itself is a pass, or what passes share is in one of these.
 TIR_FLOORS = ("expressions roller", "plan pipelining", "emit", "kinds")
 TIR_FLOOR_OF = {name: number for number, floor in enumerate(TIR_FLOORS) for name in floor.split()}
-PASS_MAKERS = {"call_pass", "module_pass", "prim_func_pass", "relax_function_pass"}
+PASS_MAKERS = {"call_pass", "module_pass", "prim_func_pass"}
 
 ENVIRONMENT_READERS = {
     "options": "the one place that reads the environment",

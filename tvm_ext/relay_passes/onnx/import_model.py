@@ -140,7 +140,7 @@ def expanded(graph: OnnxGraph, proto: onnx.ModelProto) -> tuple[OnnxGraph, list[
 
     Also the nodes, those of nested graphs included, whose operator stays unsupported.
     """
-    supported = _supported_operators()
+    supported = frozenset({*_tvm.onnx_operators(), "Constant", *OPERATORS, *CONVERTERS, *REPLACED})
     if proto.functions:
         graph = inline_functions(graph, proto, frozenset())
         check_names(graph)
@@ -160,10 +160,6 @@ def expanded(graph: OnnxGraph, proto: onnx.ModelProto) -> tuple[OnnxGraph, list[
         # Some of them may be known at import, or lead to no output.
         unsupported = find_unsupported(drop_dead_nodes(fold_constants(graph)), supported)
     return graph, unsupported
-
-
-def _supported_operators() -> frozenset[str]:
-    return frozenset({*_tvm.onnx_operators(), "Constant", *OPERATORS, *CONVERTERS, *REPLACED})
 
 
 def _is_defined_by_others(node: onnx.NodeProto, graph: OnnxGraph, supported: frozenset[str]) -> bool:

@@ -242,7 +242,7 @@ def _clipped(pen: Pen, name: str, code: int, working: int) -> str:
 
 def _sampled_axis(pen: Pen, x: str, axis: ResizedAxis, sampling: Sampling, code: int) -> str:
     if not sampling.nearest_mode:
-        sampling = _with_old_rounding(sampling, axis)
+        sampling = replace(sampling, nearest_mode="ceil" if axis.scale < 1 else "floor")
     table = axis_table(axis, sampling)
     rank = pen.rank(pen.x)
     assert rank is not None  # the axes were found by it
@@ -256,10 +256,6 @@ def _sampled_axis(pen: Pen, x: str, axis: ResizedAxis, sampling: Sampling, code:
         return y
     value = pen.constant(pen.attribute("extrapolation_value", 0.0), dtype)
     return pen.add("Where", pen.constant(table.outside.reshape(-1, *trailing)), value, y)
-
-
-def _with_old_rounding(sampling: Sampling, axis: ResizedAxis) -> Sampling:
-    return replace(sampling, nearest_mode="ceil" if axis.scale < 1 else "floor")
 
 
 def _gathered(pen: Pen, x: str, axis: int, table: AxisTable, dtype: np.dtype, trailing: tuple[int, ...]) -> str:
