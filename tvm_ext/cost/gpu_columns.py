@@ -28,15 +28,7 @@ from tvm_ext.records.tuning import GpuTile
 from tvm_ext.support.quantities import Floats, Integers, Quantity, largest, whole_quotient
 
 from .mma_model import ACCUMULATOR_BYTES
-from .pipeline_equations import (
-    bytes_per_s,
-    epilogue_s,
-    inner_loop,
-    iteration_terms,
-    kernel_s,
-    main_loop_s,
-    memory_load,
-)
+from .pipeline_equations import bytes_per_s, epilogue_s, inner_loop, iteration_terms, kernel_s, main_loop_s, memory_load
 from .pipeline_workload import Counted, LoopCounts, PipelineWorkload, registers_of, resident_of, shared_bytes_of
 from .product_counts import (
     ADDRESS_REGISTERS,

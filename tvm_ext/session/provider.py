@@ -107,10 +107,7 @@ def _claim(description: Any, _options: Any) -> list[list[int]]:
 
 def _compile(description: Any, options: Any) -> Callable[[Any], Any]:
     """What gives the function of tensors for the shapes of all inputs."""
-    session = InferenceSession(
-        _model(description, fused=True),
-        SessionOptions(build=build_options(_texts(options))),
-    )
+    session = InferenceSession(_model(description, fused=True), SessionOptions(build=build_options(_texts(options))))
 
     def prepare(shapes: Any) -> Any:
         sizes = {arg.name: tuple(map(int, shape)) for arg, shape in zip(session.get_inputs(), shapes, strict=True)}

@@ -11,15 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from tvm_ext._tvm import (
-    ALREADY_SCHEDULED,
-    IRModule,
-    PassContext,
-    PrimFunc,
-    Target,
-    copy_module,
-    module_pass,
-)
+from tvm_ext._tvm import ALREADY_SCHEDULED, IRModule, PassContext, PrimFunc, Target, copy_module, module_pass
 from tvm_ext.cost.gpu_rtasks import shortest_s
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -325,9 +317,7 @@ def _pipelined(kernel: Scheduled, operator: UnscheduledOperator, wishes: Wishes 
     if choice.tile is not None and PINNED in func.attrs:
         shared, register = choice.tile.shared_stages, choice.tile.register_stages
         asked = replace(
-            asked,
-            shared_stages=asked.shared_stages or shared,
-            register_stages=asked.register_stages or register,
+            asked, shared_stages=asked.shared_stages or shared, register_stages=asked.register_stages or register
         )
     return with_pipelines(func.without_attr(PINNED), choice, operator.device, asked)
 

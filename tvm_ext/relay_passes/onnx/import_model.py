@@ -229,11 +229,7 @@ def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[IRMod
         raise failed.error from None
     control.add_to(mod)
     renamed = {name: original for name, original in original_names.items() if name in (*graph.input_names, *parameters)}
-    attributes = {
-        "num_input": len(graph.inputs),
-        ORIGINAL_NAMES: renamed,
-        OUTPUT_NAMES: list(graph.output_names),
-    }
+    attributes = {"num_input": len(graph.inputs), ORIGINAL_NAMES: renamed, OUTPUT_NAMES: list(graph.output_names)}
     mod["main"] = mod["main"].with_attrs(attributes)
     return mod.with_attr(NODES, serialise.to_json(imported_graph(graph, mod, original_names))), parameters
 

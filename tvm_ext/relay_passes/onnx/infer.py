@@ -112,7 +112,4 @@ def _normalizes_before_the_first_axis(node: onnx.NodeProto, _: OnnxGraph) -> boo
     return len(node.output) > 1 and attribute(node, "axis", -1) < 0
 
 
-_DANGERS: Mapping[str, _Danger] = {
-    "LayerNormalization": _normalizes_before_the_first_axis,
-    "Split": _splits_otherwise,
-}
+_DANGERS: Mapping[str, _Danger] = {"LayerNormalization": _normalizes_before_the_first_axis, "Split": _splits_otherwise}

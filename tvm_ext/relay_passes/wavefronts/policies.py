@@ -20,12 +20,7 @@ from .wavefront_policy import schedule_waves
 Policy = Callable[[RTaskGraph, MakeDevice], list[RTaskProgram]]
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {
-        "list": schedule_list,
-        "segments": schedule_segments,
-        "wavefront": schedule_waves,
-        "launches": schedule_launches,
-    }
+    {"list": schedule_list, "segments": schedule_segments, "wavefront": schedule_waves, "launches": schedule_launches}
 )
 """Those of this package."""
 

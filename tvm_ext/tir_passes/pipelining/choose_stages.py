@@ -105,11 +105,7 @@ def _predicted(
 
 
 def _shared_candidates(
-    workload: PipelineWorkload,
-    device: DeviceSpec,
-    fixed: int | None,
-    asynchronous: bool,
-    notes: list[str],
+    workload: PipelineWorkload, device: DeviceSpec, fixed: int | None, asynchronous: bool, notes: list[str]
 ) -> list[int]:
     """Stages of shared memory that trips, the copies and the memory of a block allow."""
     most = _most_that_fit(workload, device)

@@ -84,11 +84,7 @@ def _old_sampling(pen: Pen) -> Sampling:
     mode = pen.text("mode", "nearest")
     if mode not in ("nearest", "linear", "bilinear"):
         raise pen.refusal(f"has the mode '{mode}'", "use nearest or linear, or a newer operator set")
-    return Sampling(
-        mode="nearest" if mode == "nearest" else "linear",
-        coordinates="asymmetric",
-        nearest_mode="",
-    )
+    return Sampling(mode="nearest" if mode == "nearest" else "linear", coordinates="asymmetric", nearest_mode="")
 
 
 def _axes(pen: Pen) -> list[ResizedAxis]:
@@ -131,10 +127,7 @@ def _rois(pen: Pen, axes: list[int]) -> dict[int, tuple[float, float]]:
 
 
 def _axes_by_scales(
-    pen: Pen,
-    indices: range | list[int] | tuple[()],
-    scales: Array | None,
-    rois: Mapping[int, tuple[float, float]],
+    pen: Pen, indices: range | list[int] | tuple[()], scales: Array | None, rois: Mapping[int, tuple[float, float]]
 ) -> list[ResizedAxis]:
     axes = []
     for index, scale in zip(indices, () if scales is None else scales, strict=True):
@@ -151,10 +144,7 @@ def _axes_by_scales(
 
 
 def _axes_by_sizes(
-    pen: Pen,
-    indices: list[int],
-    sizes: list[int],
-    rois: Mapping[int, tuple[float, float]],
+    pen: Pen, indices: list[int], sizes: list[int], rois: Mapping[int, tuple[float, float]]
 ) -> list[ResizedAxis]:
     extents = [_extent(pen, index) for index in indices]
     if any(size < 0 for size in sizes):

@@ -349,11 +349,7 @@ def _copies(product: _Product, place: BlockPlace, k: Expr, thread: Expr) -> list
         copy_tile(
             tile,
             TileOrigin(
-                batch=place.batch,
-                line=start,
-                depth=step * index(split.depth),
-                line_bound=bound,
-                depth_bound=depth,
+                batch=place.batch, line=start, depth=step * index(split.depth), line_bound=bound, depth_bound=depth
             ),
             thread,
             split.warps * product.device.teu_lanes,
