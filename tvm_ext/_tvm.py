@@ -95,7 +95,7 @@ __all__ = [
     "cpu_library_dispatch_passes", "cuda_compute_version", "dpl", "expr_mutator", "expr_visitor",
     "finalize_device_passes", "functions_of", "gpu_dataflow_lower_passes", "gpu_finalize_passes",
     "gpu_library_dispatch_passes", "gpu_schedule_rules", "has_effects", "import_onnx", "ir", "llvm_get_intrinsic_name",
-    "llvm_get_system_cpu", "load_json", "load_static_library", "module_pass", "new_vector_op",
+    "llvm_get_system_cpu", "load_json", "load_static_library", "mma_schedule", "module_pass", "new_vector_op",
     "nodes_in", "onnx_frontend", "onnx_operators", "pack_imports", "pass_instrument", "prim_func_pass", "ptx_call",
     "register_intrin_lowering", "register_relax_pipeline", "register_tir_pipeline", "relax",
     "relax_pipelines", "rpc", "rpc_listen", "rpc_serve_loop", "rpc_tracker", "s_tir", "save_json",
@@ -212,6 +212,13 @@ def gpu_schedule_rules() -> tuple[Any, ...]:
     """Stock TVM's default schedules for GPUs (dlight), in the order in which its pipelines try them."""
     gpu = _dlight.gpu
     return gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()
+
+
+def mma_schedule(*arguments: Any) -> Schedule:
+    """The tensor-core schedule of stock TVM's own tests: a product, its tile factors, layouts and intrinsics."""
+    from tvm.testing.tir import mma_schedule as make
+
+    return make(*arguments)
 
 
 call_pure_extern = tirx.call_pure_extern

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import Expr, For, PrimFunc, Stmt, Var, tirx
+from tvm_ext._tvm import Expr, For, PrimFunc, Stmt, Var, mma_schedule, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.ir.build_ir import allocate, index, load, sequence, store
 from tvm_ext.ir.simt_ir import bind, gpu_buffer
@@ -200,8 +200,6 @@ def _less_loop_than_stages(*, arithmetic: bool) -> Any:
 
 def _mma_schedule() -> Any:
     """The tensor-core schedule of stock TVM's tests for 64 x 64 x 160, without its pipeline."""
-    from tvm.testing.tir import mma_schedule
-
     with stock_intrinsics() as cuda:
 
         def layout(i: Any, j: Any) -> tuple[Any, ...]:
