@@ -23,11 +23,7 @@ from tvm_ext.support.arithmetic import ceil_div
 
 from .tensor_expr import FUSED, Access, Axis, AxisKind, LinearIndex, TensorExpr
 
-ACCUMULATORS = {
-    "float16": ("float16", "float32"),
-    "bfloat16": ("bfloat16", "float32"),
-    "int8": ("int32",),
-}
+ACCUMULATORS = {"float16": ("float16", "float32"), "bfloat16": ("bfloat16", "float32"), "int8": ("int32",)}
 """Types of a result by the type of the factors; half precision is accumulated in float32, int8 in int32."""
 
 MAX_WASTE = 16

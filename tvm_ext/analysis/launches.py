@@ -97,19 +97,12 @@ def lower(
 ) -> tuple[DeviceKernel, ...]:
     """The kernels of ``function`` in the order of their launches, as stock TVM lowers them.
 
-    Parameters
-    ----------
-    function
-        A PrimFunc with thread bindings (a schedule's, or plain thread-bound loops), or a module with one.
-    target
-        A stock target with or without a device row (``"cuda"``, a dict), a device's name, or a `DeviceSpec`.
-    config
-        Options of the PassContext besides the current ones; cp.async is on by default where the device has it.
+    * ``function``: a PrimFunc with thread bindings (a schedule's, or plain thread-bound loops), or a module with one.
+    * ``target``: a stock target with or without a device row (``"cuda"``, a dict), a device's name, or a `DeviceSpec`.
+    * ``config``: options of the PassContext besides the current ones; cp.async is on by default where the device has
+      it.
 
-    Raises
-    ------
-    InputError
-        where the module has several functions, or its host code does more than launch kernels in order.
+    Raises InputError where the module has several functions, or its host code does more than launch kernels in order.
     """
     resolved, device = _target(target)
     module = _module(function)

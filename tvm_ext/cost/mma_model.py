@@ -139,10 +139,7 @@ def predict_mma(shape: GemmShape, split: TileSplit, splits: int, dtype: str, dev
     costs = (
         LayerCost(layer="L1", footprint_bytes=registers, traffic_bytes=float(read * blocks), time_s=shared),
         LayerCost(
-            layer="L2",
-            footprint_bytes=tile_bytes(split, dtype, device),
-            traffic_bytes=missed + written,
-            time_s=memory,
+            layer="L2", footprint_bytes=tile_bytes(split, dtype, device), traffic_bytes=missed + written, time_s=memory
         ),
     )
     return machine.bind(compute, costs, launches=launches)

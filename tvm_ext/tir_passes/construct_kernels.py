@@ -11,15 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from tvm_ext._tvm import (
-    ALREADY_SCHEDULED,
-    IRModule,
-    PassContext,
-    PrimFunc,
-    Target,
-    copy_module,
-    module_pass,
-)
+from tvm_ext._tvm import ALREADY_SCHEDULED, IRModule, PassContext, PrimFunc, Target, copy_module, module_pass
 from tvm_ext.analysis.launches import refuse_too_much_memory
 from tvm_ext.cost.gpu_rtasks import shortest_s
 from tvm_ext.devices.hal import DeviceSpec
@@ -83,34 +75,22 @@ class ConstructKernels:
     A CPU kernel whose choice has ``packs`` wants its constants in another layout: `PackConstants` must follow. GPU
     kernels are thread-bound loops.
 
-    Parameters
-    ----------
-    device
-        The CPU or the GPU to construct for; no GPU need be present.
-    options
-        ``candidates`` and ``epsilon`` go to the construction (paper §3.2). On GPUs ``enable_roller="auto"`` leaves to
-        stock TVM what is too large or too small for the device, and ``False`` leaves it everything.
-    cache
-        Where compiled CPU kernels are looked up. Those found are sealed: they have no body, and `code_generation` must
-        follow. Left out: every kernel is constructed.
-    tiles
-        Tiles that replace construction's, by the keys of their workloads.
-    failed
-        Tiles of GPU kernels that were measured to fail: none of them is made.
-    alternatives
-        Whether operators that run beside others get a second kernel, of less work, for schedules to choose from.
-    outside
-        The CPU as loops over what is counted at run time find it, which no schedule takes; None: ``device``.
-    accept
-        Looks at each GPU kernel and refuses it by raising IllegalRewrite: the compiler's word, see `cuda_check`.
-    wishes
-        The pipelines that a GPU kernel gets before it is accepted; None: those that ``options`` ask for.
+    * ``device``: the CPU or the GPU to construct for; no GPU need be present.
+    * ``options``: ``candidates`` and ``epsilon`` go to the construction (paper §3.2). On GPUs ``enable_roller="auto"``
+      leaves to stock TVM what is too large or too small for the device, and ``False`` leaves it everything.
+    * ``cache``: where compiled CPU kernels are looked up. Those found are sealed: they have no body, and
+      `code_generation` must follow. Left out: every kernel is constructed.
+    * ``tiles``: tiles that replace construction's, by the keys of their workloads.
+    * ``failed``: tiles of GPU kernels that were measured to fail: none of them is made.
+    * ``alternatives``: whether operators that run beside others get a second kernel, of less work, for schedules to
+      choose from.
+    * ``outside``: the CPU as loops over what is counted at run time find it, which no schedule takes; None: ``device``.
+    * ``accept``: looks at each GPU kernel and refuses it by raising IllegalRewrite: the compiler's word, see
+      `cuda_check`.
+    * ``wishes``: the pipelines that a GPU kernel gets before it is accepted; None: those that ``options`` ask for.
 
-    Raises
-    ------
-    TargetError
-        for an operator that a GPU cannot run: beyond 32-bit indices, of a type without arithmetic, or too large in its
-        smallest tile.
+    Raises TargetError for an operator that a GPU cannot run: beyond 32-bit indices, of a type without arithmetic, or
+    too large in its smallest tile.
     """
 
     def __init__(
@@ -338,9 +318,7 @@ def _pipelined(kernel: Scheduled, operator: UnscheduledOperator, wishes: Wishes 
     if choice.tile is not None and PINNED in func.attrs:
         shared, register = choice.tile.shared_stages, choice.tile.register_stages
         asked = replace(
-            asked,
-            shared_stages=asked.shared_stages or shared,
-            register_stages=asked.register_stages or register,
+            asked, shared_stages=asked.shared_stages or shared, register_stages=asked.register_stages or register
         )
     return with_pipelines(func.without_attr(PINNED), choice, operator.device, asked)
 

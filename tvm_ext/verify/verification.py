@@ -101,21 +101,13 @@ def verify(
 ) -> Verification:
     """Lower ``function`` for ``device``, run it in the interpreter, and compare its outputs.
 
-    Parameters
-    ----------
-    function
-        A thread-bound or scheduled PrimFunc (or a module with one), of one or several launches.
-    device
-        A name of our tables or a spec; its stock target is lowered for, unless ``target`` is given.
-    inputs
-        Arrays by parameter name; seeded random ones for those left out. Outputs are poison until written.
-    blocks
-        Linear numbers of the blocks to run; all if None.
-    rtol
-        Allowed error relative to the largest value of an output's reference; by dtypes (`TOLERANCES`) if None.
-    reference
-        From inputs by name to expected outputs by name. If None, the function's threads run as loops on the CPU
-        (`threads_as_loops`) where they have such a meaning; where not, values are not compared.
+    * ``function``: a thread-bound or scheduled PrimFunc (or a module with one), of one or several launches.
+    * ``device``: a name of our tables or a spec; its stock target is lowered for, unless ``target`` is given.
+    * ``inputs``: arrays by parameter name; seeded random ones for those left out. Outputs are poison until written.
+    * ``blocks``: linear numbers of the blocks to run; all if None.
+    * ``rtol``: allowed error relative to the largest value of an output's reference; by dtypes (`TOLERANCES`) if None.
+    * ``reference``: from inputs by name to expected outputs by name. If None, the function's threads run as loops on
+      the CPU (`threads_as_loops`) where they have such a meaning; where not, values are not compared.
     """
     spec = lookup(device) if isinstance(device, str) else device
     kernels = simt.lower(function, spec if target is None else target)

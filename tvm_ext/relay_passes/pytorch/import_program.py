@@ -32,14 +32,9 @@ def import_program(
     ``shape`` binds open dimensions, by input name. Parameters, buffers and constants are the module's parameters, in
     torch's own memory where they lie there in row-major order.
 
-    Raises
-    ------
-    UnsupportedEnvironmentError
-        torch is not installed.
-    InputError
-        ``program`` is none, or ``shape`` does not fit it, or leaves a dimension open.
-    ModelError
-        Operators cannot be imported (all listed, each with a node), or a result would not be torch's in shape or dtype.
+    Raises UnsupportedEnvironmentError where torch is not installed; InputError where ``program`` is none, or ``shape``
+    does not fit it, or leaves a dimension open; ModelError where operators cannot be imported (all listed, each with a
+    node), or a result would not be torch's in shape or dtype.
     """
     try:
         import torch

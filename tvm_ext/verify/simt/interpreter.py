@@ -62,23 +62,15 @@ def run(
 ) -> SimtRun:
     """Run ``kernels`` one after the other on copies of ``arrays``.
 
-    Parameters
-    ----------
-    kernels
-        From `lower`.
-    arrays
-        The function's inputs by name, in its shapes and dtypes. Tensors left out are outputs: poison until written, and
-        all of it to be written. Of a masked array, what is masked is poison and need not be written (an arena).
-    device
-        Whose warps, banks, sectors and limits count.
-    blocks
-        Linear numbers of the blocks to run (``x`` fastest), those that a kernel has; all blocks if None. With some
-        blocks only, nothing is said about elements that nobody wrote.
+    * ``kernels``: from `lower`.
+    * ``arrays``: the function's inputs by name, in its shapes and dtypes. Tensors left out are outputs: poison until
+      written, and all of it to be written. Of a masked array, what is masked is poison and need not be written (an
+      arena).
+    * ``device``: whose warps, banks, sectors and limits count.
+    * ``blocks``: linear numbers of the blocks to run (``x`` fastest), those that a kernel has; all blocks if None. With
+      some blocks only, nothing is said about elements that nobody wrote.
 
-    Raises
-    ------
-    InputError
-        for a missing or wrong array, and for anything in a kernel that the interpreter does not know.
+    Raises InputError for a missing or wrong array, and for anything in a kernel that the interpreter does not know.
     """
     spec = lookup(device) if isinstance(device, str) else device
     hardware, findings = Hardware.of(spec), Findings()

@@ -171,10 +171,8 @@ def emit_mma_tile(
     its loads are, ``epilogue`` the computations that consume its result element by element, ``params`` the function's
     parameters. With split-K the first statement allocates the workspace and two launches follow.
 
-    Raises
-    ------
-    IllegalRewrite
-        where tensor cores cannot compute the expression, or the program's tiles do not fit fragments or the device.
+    Raises IllegalRewrite where tensor cores cannot compute the expression, or the program's tiles do not fit fragments
+    or the device.
     """
     reason = supports_mma(expr, device)
     if reason is not None:
@@ -351,11 +349,7 @@ def _copies(product: _Product, place: BlockPlace, k: Expr, thread: Expr) -> list
         copy_tile(
             tile,
             TileOrigin(
-                batch=place.batch,
-                line=start,
-                depth=step * index(split.depth),
-                line_bound=bound,
-                depth_bound=depth,
+                batch=place.batch, line=start, depth=step * index(split.depth), line_bound=bound, depth_bound=depth
             ),
             thread,
             split.warps * product.device.teu_lanes,

@@ -176,12 +176,7 @@ def _power_of_two(value: int) -> int:
     return value & -value
 
 
-def _piece(
-    axis: int,
-    tiling: SimtTiling,
-    boxes: Sequence[Box | None],
-    vectors: Sequence[int | None],
-) -> int:
+def _piece(axis: int, tiling: SimtTiling, boxes: Sequence[Box | None], vectors: Sequence[int | None]) -> int:
     """Neighbouring elements of a thread along ``axis``: as many as every box that is read along it can give at once."""
     users = [(box, vector) for box, vector in zip(boxes, vectors, strict=True) if box is not None and box.uses(axis)]
     read = [box for box, vector in users if vector == axis]
