@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.pipelining.schedules import stock_intrinsics
 from tests.unit.kernels import relative_error
@@ -33,10 +33,14 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import index, load, sequence, store
 from tvm_ext.ir.matrix_units.mfma import INSTRUCTIONS, WORDS, Instruction
 from tvm_ext.ir.simt_ir import gpu_buffer, launch
+from tvm_ext.options import BuildOptions
+from tvm_ext.records.choice import CHOICE
 from tvm_ext.records.tuning import GpuTile
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.emit.mma_tiles.emit import supports_mma
 from tvm_ext.tir_passes.roller.construct_mma import construct_mma, matrix_program
 from tvm_ext.toolchains import rocm_toolchain
+from tvm_ext.verify.build_check import check_kernel
 
 MI210, MI300X = "amd-mi210", "amd-mi300x"
 ROUNDING = {"float16": 2e-3, "bfloat16": 8e-3, "float32": 1e-5, "int32": 0.0}
@@ -215,6 +219,28 @@ def test_machine_code(device: str, dtype: str, instruction: str) -> None:
     assert set(re.findall(r"\bv_mfma\w+", text)) == {instruction}
     assert "ds_read_b128" in text and "ds_read_u" not in text
     assert re.search(r"vgpr_spill_count: +0\b", text)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+@pytest.mark.parametrize("operator", ["MatMulInteger", "ConvInteger"])
+def test_a_build_multiplies_bytes_by_mfma(operator: str, kind: str) -> None:
+    conv = operator == "ConvInteger"
+    size, filters = ([1, 32, 8, 8], (32, 32, 3, 3)) if conv else ([64, 64], (64, 32))
+    weights = np.random.default_rng(0).integers(-128, 128, filters).astype("int8")
+    held = [numpy_helper.from_array(weights, "w"), numpy_helper.from_array(np.array(7, kind), "zero")]
+    x = helper.make_tensor_value_info("x", TensorProto.UINT8 if kind == "uint8" else TensorProto.INT8, size)
+    y = helper.make_tensor_value_info("y", TensorProto.INT32, None)
+    node = helper.make_node(operator, ["x", "w", "zero"], ["y"], **({"pads": [1, 1, 1, 1]} if conv else {}))
+    graph = helper.make_graph([node], "g", [x], [y], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    module, params = relay.frontend.from_onnx(model)
+    operators = relay.operators(module, MI300X, params)
+    (name,) = (name for name in operators if operator[:4].lower() in name)
+    spec, target = device_db.device_for_target(MI300X)
+    with target:
+        made = construct_kernel(operators[name], "main", spec, BuildOptions())
+        checked = check_kernel(name, made, operators[name], spec, target)
+    assert "mfma 16x16x32" in str(made.attrs[CHOICE]) and checked.problem == "" and checked.error == 0
 
 
 @pytest.mark.usefixtures("unlinked")
