@@ -78,6 +78,7 @@ CASES: dict[str, Case] = {
 }
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_that_load_bfloat16_are_right(name: str) -> None:
     expression, reference = CASES[name]

@@ -131,7 +131,6 @@ def expected(name: str) -> np.ndarray:
     return np.asarray(output.numpy(), "float64")
 
 
-@pytest.mark.sampled
 @x86
 @pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("target", [AVX2, SSE2, {"kind": "llvm", "num-cores": 1}], ids=["avx2", "sse2", "one core"])
@@ -198,7 +197,7 @@ def test_a_register_on_the_stack_is_seen(prologue: str, found: int) -> None:
 
 
 # --- one core ---------------------------------------------------------------------------------------------------------
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kernel_for_one_core_starts_no_threads(name: str) -> None:
     assert "ParallelLaunch" not in assembly(name, {**AVX2, "num-cores": 1})
@@ -213,7 +212,7 @@ def test_several_cores_do_start_threads() -> None:
 
 
 # --- another architecture ---------------------------------------------------------------------------------------------
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_arm_library_is_compiled(name: str, tmp_path: Path) -> None:
     compiled = code(name, NEON)

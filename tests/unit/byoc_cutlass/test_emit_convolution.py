@@ -66,6 +66,7 @@ def source_of(config: AnyConfig, epilogue: Epilogue) -> tuple[str, str]:
     return emit_convolution(config, epilogue), kernel_symbol(config.name, epilogue)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_has_a_template_whose_text_has_both_entry_points(kind: str) -> None:
     _, problem, config = template(kind)

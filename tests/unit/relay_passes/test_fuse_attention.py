@@ -123,6 +123,7 @@ def test_rows_of_the_standard_operator_without_any_key_are_0() -> None:
     assert np.allclose(one, apart, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("form", ["a choice as a mask", "windows"])
 def test_values_are_those_of_the_operators_apart(form: str) -> None:
     model = attention(FORMS[form][0])
@@ -162,6 +163,7 @@ def chosen_once(net: Network, scores: str) -> str:
     return net.op("Add", net.op("Where", keep, net.number(0.5), net.number(-1)), scores)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))])
 def test_steps_in_any_order_keep_their_values(seed: int) -> None:
     model = attention(in_any_order(seed))

@@ -86,6 +86,7 @@ def _blocks(func: Any) -> list[str]:
 
 
 # --- kernels --------------------------------------------------------------------------------------------------------
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     "chain",
     [
@@ -101,7 +102,7 @@ def test_chains_of_products_are_right(chain: ChainModule) -> None:
     check(chain, fused=len(chain.mod["main"].script().split("matmul(")) - 1)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("layout", ["auto", "NCHW"])
 @pytest.mark.parametrize(
     "convs",

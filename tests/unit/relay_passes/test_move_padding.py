@@ -181,6 +181,7 @@ EVERY_DAY = ("each side otherwise, strides, dilation", "behind a pool")
 """What is computed by every run of the tests; the others where marked slow."""
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", CASES)
 def test_paddings_are_stored_into_where_nothing_else_reads_the_tensor(name: str) -> None:
     mod = operators(CASES[name])
@@ -251,6 +252,7 @@ def test_what_its_kernel_would_copy_stays_with_its_reader() -> None:
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------------
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("before", "after", "inside", "dtype", "value"),
     [

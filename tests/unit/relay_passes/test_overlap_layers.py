@@ -72,6 +72,7 @@ def test_splits_of_other_products_stay(bias: tuple[int, ...]) -> None:
     assert divided(mod, 1)[1] == 0
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_values_are_the_same_in_a_schedule(chunk: int, network: IRModule, model: Any, rng: np.random.Generator) -> None:
     x = rng.standard_normal((STEPS, 2, 16), dtype=np.float32)

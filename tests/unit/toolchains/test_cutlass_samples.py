@@ -232,6 +232,7 @@ def paired(mod: Any) -> Sequence[CutlassRegion]:
 
 
 @needs_cc
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("kind", PAIRS)
 def test_two_products_in_one_kernel_are_measured_as_one(kind: str, on_cpu: Path, tmp_path: Path) -> None:
     """Their sample programs compute what the operators do, on buffers that the launch describes."""

@@ -221,7 +221,7 @@ SAMPLE = [
 ]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(("device", "name", "chosen"), SAMPLE)
 def test_default_builds_of_models(device: str, name: str, chosen: set[str]) -> None:
     module, params = relay.frontend.from_onnx(build_model(name))

@@ -22,6 +22,7 @@ def _tolerance(case: NodeCase) -> float:
     return max(TOLERANCE.get(str(value.dtype), 0.0) for value in (*case.feeds.values(), *case.expected()))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", DRAWS)
 def test_means_the_same_after_rewriting(name: str, seed: int) -> None:

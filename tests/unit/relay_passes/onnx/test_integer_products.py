@@ -69,7 +69,7 @@ def run_both(model: onnx.ModelProto, x: Any, **options: Any) -> tuple[Any, Any]:
     return ours.get_output(0).numpy(), session.run(None, {"x": x})[0]
 
 
-@pytest.mark.sampled(every=5)
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
 @pytest.mark.parametrize("zero", ["lowest", "highest", "middle"])
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_convolutions(
     assert (ours == runtime).mean() > 0.99
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 6, 7, 8, 9, 64])
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
 def test_products(depth: int, kind: str, monkeypatch: Any) -> None:
@@ -121,7 +121,7 @@ def test_products(depth: int, kind: str, monkeypatch: Any) -> None:
     assert np.abs(ours - runtime).max() <= 0.05 * 1.001
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("kinds", [("uint8", "uint8"), ("int8", "int8"), ("uint8", "int8"), ("int8", "uint8")])
 @pytest.mark.parametrize(("rows", "depth"), [(32, 16), (19, 7), (1, 4), (48, 33)])
 @pytest.mark.parametrize("in_bytes", [False, True])

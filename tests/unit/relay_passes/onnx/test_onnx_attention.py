@@ -16,6 +16,7 @@ from tests.unit.relay_passes.onnx.single_nodes import assert_same, built, cleane
 from tvm_ext.errors import ModelError
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("seed", range(10))
 def test_random_attention(seed: int) -> None:
     rng = random.Random(seed)

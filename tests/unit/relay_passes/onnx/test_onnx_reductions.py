@@ -69,7 +69,7 @@ def test_means_of_integers_are_truncated() -> None:
     np.testing.assert_array_equal(built(model_of(node, {"x": x}, opset=13), {"x": x})[0], [-3, 7, 2])
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("dtype", [np.int32, np.uint64])
 @pytest.mark.parametrize("axes", [[1], None])
 @pytest.mark.parametrize("what", ["L2", "LogSum", "LogSumExp"])

@@ -157,7 +157,7 @@ def is_close(found: np.ndarray, wanted: np.ndarray) -> bool:
     return bool(np.linalg.norm(found - wanted) <= 1e-6 * np.linalg.norm(wanted))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("case", "device"),
     [

@@ -22,6 +22,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("layout", ["NCHW", "auto"])
 @pytest.mark.parametrize(("size", "kernel", "stride", "dilation", "padding"), CASES)
 def test_leaves_out_zeros_alone(

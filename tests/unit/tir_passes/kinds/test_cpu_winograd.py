@@ -99,7 +99,7 @@ def always(monkeypatch):
     monkeypatch.setitem(winograd_form.OUTPUTS, "fast", (4,))
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("option", ["auto", "fast"])
 @pytest.mark.parametrize(
     "shape", [(1, 16, 16, 1, 1), (2, 32, 48, 5, 7), (3, 16, 80, 4, 9), (1, 48, 32, 13, 2)], ids=str
@@ -131,7 +131,7 @@ def test_values_of_groups(shape, always, rng):
     assert error(run(kernel, choice, [data, weights, bias], wanted.shape, "float32"), wanted) < 5e-6
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("channels", [16, 64, 256])
 def test_error_is_at_most_twice_that_of_direct_sums(channels, always, rng):
     """What the option's default promises; F(4x4, 3x3) errs more."""

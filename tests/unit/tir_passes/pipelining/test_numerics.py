@@ -70,13 +70,13 @@ def prove(kernel: PipeliningKernel, device: str, wanted: Wanted) -> Pipelined:
     return item
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(("name", "device"), PAIRS)
 def test_pipelined_kernels_are_right(name: str, device: str) -> None:
     prove(KERNELS[name], device, Wanted())
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", ["matmul_odd_steps", "matmul_triangular", "two_products", "matmul_zero_filled"])
 @pytest.mark.parametrize("device", [A100, T4])
 def test_all_numbers_of_stages_are_right(name: str, device: str) -> None:
@@ -145,7 +145,7 @@ def _sequential() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(("name", "device"), _sequential())
 def test_on_llvm_with_threads_as_loops(name: str, device: str) -> None:
     item = made(HAND_WRITTEN[name], device, Wanted(shared_stages=3, register_stages=2))
@@ -158,7 +158,7 @@ def _on_opencl(name: str, wanted: Wanted) -> None:
     assert error_on_opencl(item) <= tolerance(item), f"{wanted}: {item.plan}"
 
 
-@pytest.mark.sampled(every=6)
+@pytest.mark.sampled(every=13)
 @needs_opencl
 @pytest.mark.parametrize("name", [name for name, kernel in HAND_WRITTEN.items() if OPENCL in kernel.devices])
 def test_as_opencl_on_the_cpu(name: str) -> None:
@@ -185,6 +185,7 @@ def test_shapes_known_at_launch(columns: int) -> None:
     assert result.ok, result
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("number", range(0, 73, EVERY))
 def test_operators_of_alcop(number: int) -> None:
     prove(scaled_operator(alcop_rows()[number % len(alcop_rows())], number, A100), A100, Wanted(shared_stages=3))

@@ -33,6 +33,7 @@ def half(expr: TensorExpr, dtype: str = "float16") -> TensorExpr:
 SHAPES = [(4096, 4096, 4096), (1024, 768, 768), (128, 1000, 2048), (127, 61, 37), (65536, 1024, 2), (16, 4096, 4096)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_programs_are_aligned_and_fit(device: str, shape: tuple[int, int, int]) -> None:
