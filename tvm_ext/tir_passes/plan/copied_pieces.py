@@ -15,6 +15,8 @@ from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.records.rtask_split import CopiedPiece
 
+from ..pipelining.loops import integer
+
 
 def copied_pieces(func: PrimFunc) -> tuple[CopiedPiece, ...]:
     """The pieces that ``func`` copies, of one whole; none where it computes anything, or a piece has gaps.
@@ -71,28 +73,24 @@ def _leaves(value: Expr) -> list[TensorLoad]:
 
 def _place(func: PrimFunc, buffer: Buffer) -> int | None:
     """Which parameter ``buffer`` is, if it is one of known size without strides."""
-    known = all(_integer(extent) for extent in buffer.ty.shape) and not len(buffer.ty.strides)
+    known = all(integer(extent) for extent in buffer.ty.shape) and not len(buffer.ty.strides)
     return next((position for position, param in enumerate(func.params) if known and param.same_as(buffer)), None)
 
 
 def _shift(load: TensorLoad, store: BufferStore) -> int | None:
     difference = _flat(load.source, load.indices) - _flat(store.buffer, store.indices)
-    return _integer(Analyzer().simplify(difference))
+    return integer(Analyzer().simplify(difference))
 
 
 def _flat(buffer: Buffer, indices: list[Expr]) -> Expr:
     place: Expr = tirx.IntImm("int64", 0)
     for extent, index in zip(buffer.ty.shape, indices, strict=True):
-        place = place * tirx.IntImm("int64", _integer(extent) or 0) + tirx.Cast("int64", index)
+        place = place * tirx.IntImm("int64", integer(extent) or 0) + tirx.Cast("int64", index)
     return place
 
 
-def _integer(expr: Expr) -> int | None:
-    return int(expr.value) if isinstance(expr, tirx.IntImm) else None
-
-
 def _elements(func: PrimFunc, param: int) -> int:
-    return prod(_integer(extent) or 0 for extent in func.params[param].ty.shape)
+    return prod(integer(extent) or 0 for extent in func.params[param].ty.shape)
 
 
 def _piece(func: PrimFunc, whole: int, piece: int, offset: int) -> CopiedPiece:
