@@ -289,14 +289,6 @@ def rammer_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transfo
     return [SplitLaunches(device), schedules, MergeRTasks(device, compiled_use), CallMerged()]
 
 
-def lowering_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
-    """From kernels in a graph to what the Relax VM executes: stock TVM's passes in stock TVM's order."""
-    cpu = (cpu_dataflow_lower_passes, cpu_finalize_passes)
-    dataflow_lower, finalize = cpu if is_cpu(target) else (gpu_dataflow_lower_passes, gpu_finalize_passes)
-    # Reshapes are views already, and this pass fails on kernels that are not in the form LegalizeOps gives them.
-    return [*(item for item in dataflow_lower(target) if item.info.name != "RewriteDataflowReshape"), *finalize(target)]
-
-
 def is_cpu(target: tvm.target.Target) -> bool:
     return str(target.kind.name) == "llvm"
 
@@ -332,8 +324,12 @@ def operator_pipeline(target: tvm.target.Target, device: DeviceSpec, options: Bu
 
 
 def lowering_pipeline(target: tvm.target.Target) -> tvm.transform.Sequential:
-    """Every pass after the kernels and their schedules."""
-    return tvm.transform.Sequential(lowering_passes(target), name="tvm_ext.lowering")
+    """From kernels in a graph to what the Relax VM executes: stock TVM's passes in stock TVM's order."""
+    cpu = (cpu_dataflow_lower_passes, cpu_finalize_passes)
+    dataflow_lower, finalize = cpu if is_cpu(target) else (gpu_dataflow_lower_passes, gpu_finalize_passes)
+    # Reshapes are views already, and this pass fails on kernels that are not in the form LegalizeOps gives them.
+    passes = [item for item in dataflow_lower(target) if item.info.name != "RewriteDataflowReshape"]
+    return tvm.transform.Sequential([*passes, *finalize(target)], name="tvm_ext.lowering")
 
 
 def relax_pipeline(**settings: Any) -> tvm.transform.Pass:

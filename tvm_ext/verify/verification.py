@@ -257,14 +257,7 @@ def _inputs(kernels: tuple[DeviceKernel, ...], given: Mapping[str, Array], seed:
     for name in given:
         if name not in tensors:
             raise InputError(f"there is no parameter {name!r}", f"the parameters are {', '.join(tensors)}")
-    generator = np.random.default_rng(seed)
-    made: dict[str, Array] = {}
-    for tensor in _parameters(kernels):
-        if tensor.name in given:
-            made[tensor.name] = given[tensor.name]
-        elif tensor.name not in simt.written_tensors(kernels):
-            made[tensor.name] = random_array(tensor.shape, tensor.dtype, generator)
-    return made
+    return {**random_inputs_of(kernels, seed), **given}
 
 
 def _parameters(kernels: Sequence[DeviceKernel]) -> list[GlobalTensor]:
@@ -356,10 +349,8 @@ def totals(counters: Counters) -> list[tuple[str, str]]:
     loads, stores = counters.select(scope="global", store=False), counters.select(scope="global", store=True)
     rows = []
     for what, accesses in (("global loads", loads), ("global stores", stores)):
-        moved, share = (
-            sum(a.sectors for a in accesses) * counters.sector_bytes,
-            efficiency(accesses, counters.sector_bytes),
-        )
+        moved = sum(a.sectors for a in accesses) * counters.sector_bytes
+        share = efficiency(accesses, counters.sector_bytes)
         used = "" if share is None else f", {share:.1%} of them asked for"
         rows.append((what, f"{sum(a.requests for a in accesses):,} requests, {moved:,} bytes moved{used}"))
     requests = counters.total("requests", scope="shared")
