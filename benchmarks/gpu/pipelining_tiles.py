@@ -76,11 +76,7 @@ def tiles_of(case: Case, device: DeviceSpec) -> list[Tile]:
     anchor = construct_gpu_anchor(group, operator, device, options)
     expr = anchor.expr
     return [
-        Tile(
-            label=_label(item),
-            split_k=_splits(item, expr) > 1,
-            workload=workload_of_program(item, expr, device),
-        )
+        Tile(label=_label(item), split_k=_splits(item, expr) > 1, workload=workload_of_program(item, expr, device))
         for item in anchor.construction.programs
     ]
 

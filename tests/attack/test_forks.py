@@ -198,6 +198,7 @@ def meanwhile() -> Iterator[Callable[[Callable[[threading.Event], None]], None]]
         thread.join()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_fork_amid_a_build_of_another_thread(
     library: relay.Library, meanwhile: Any, is_late: bool, request: pytest.FixtureRequest

@@ -88,6 +88,7 @@ UNTRUSTED: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("change", UNTRUSTED.values(), ids=UNTRUSTED.keys())
 @pytest.mark.timeout(60)
 def test_what_others_could_have_written_is_not_read(entry: Path, change: Callable[[Path], object]) -> None:
@@ -97,6 +98,7 @@ def test_what_others_could_have_written_is_not_read(entry: Path, change: Callabl
 
 
 @as_root
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["entry", "folder", "cache"])
 def test_what_belongs_to_another_user_is_not_read(entry: Path, which: int) -> None:
     os.chown([entry, entry.parent, folder_of(entry)][which], NOBODY, NOBODY)
@@ -150,7 +152,7 @@ def resealed() -> Iterator[tuple[str, Callable[[CachedKernel], CachedKernel]]]:
     yield "half the code", lambda kernel: replace(kernel, code=kernel.code[: len(kernel.code) // 2])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("change", [pytest.param(change, id=name) for name, change in resealed()])
 def test_a_sealed_entry_with_wrong_contents_is_made_anew(
     entry: Path, change: Callable[[CachedKernel], CachedKernel]

@@ -46,6 +46,7 @@ def run_in_opencl(model: Any, inputs: Any) -> list[np.ndarray]:
 
 
 @needs_opencl
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     "name",
     ["mlp", "mobilenet_block", *(pytest.param(n, marks=slow) for n in ("bert_base_layer", "squeezenet", "resnet50"))],
@@ -111,6 +112,7 @@ def test_every_kernel_of_bert_base_in_half_precision_is_ours(batch: int, device:
     assert ["tanh" in choice.operator for choice in vectors] == ([True] if batch == 1 else [])
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_kernel_of_an_encoder_in_half_precision_is_ours(device: str, build_model: Any) -> None:
     _, kernels = kernels_for(device, to_half(build_model("bert_base_layer", sequence=128)))

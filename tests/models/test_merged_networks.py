@@ -27,6 +27,7 @@ def cell(index: int) -> onnx.ModelProto:
     return random_cells.build_random_cell(index, channels=8, extent=4)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("build", "ask"),
     [

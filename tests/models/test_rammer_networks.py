@@ -37,6 +37,7 @@ SMALL: dict[str, Callable[[], onnx.ModelProto]] = {
 SLOW = ("nasnet", "resnext29")
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in SMALL])
 def test_small_networks_agree_with_onnx_runtime(name: str, compiled: Any, reference: Any) -> None:
     model = SMALL[name]()

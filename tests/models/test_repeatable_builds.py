@@ -43,6 +43,7 @@ def measured_rows(folder: Path, tables: str, machine: str) -> list[Path]:
     return sorted(folder.glob(f"{tables}-*.json"))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("model", [*EVERYDAY, *(pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS)])
 def test_kernels_do_not_depend_on_the_day(model: str, tmp_path: Path) -> None:
     days = range(DAYS) if model in NETWORKS else (0, DAYS - 1)

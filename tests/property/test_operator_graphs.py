@@ -212,6 +212,7 @@ def _module(graph: Graph) -> Any:
     return builder.get()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)
 def test_agrees_with_numpy(graph: Graph, rng: np.random.Generator) -> None:
     data = [np.asarray(rng.standard_normal(shape), np.float32) for shape in graph.shapes]

@@ -50,6 +50,7 @@ def test_agrees_with_onnx_runtime(index: int) -> None:
     assert result.outcome == "passed", f"{case}\n{result.outcome}: {result.problem}"
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("index", range(2))
 @pytest.mark.parametrize("settings", [Settings(tensors="bfloat16"), Settings(precision="bfloat16")])
 def test_bfloat16_agrees_with_onnx_runtime(settings: Settings, index: int) -> None:

@@ -143,6 +143,7 @@ def test_relay_pipelines_and_names_of_old_code_behind_import_tvm(installed: Run,
     _ok(installed(FORKS.format(codes=codes, folder=str(tmp_path))))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("flags", [(), ("-W", "error")])
 def test_a_refusal_never_breaks_import_tvm(installed: Run, flags: tuple[str, ...]) -> None:
     code = f"""

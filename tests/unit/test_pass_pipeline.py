@@ -90,6 +90,7 @@ def test_options_of_the_registered_pipeline_are_checked() -> None:
         relax.get_pipeline("tvm_ext", candidate=3)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("target", ["nvidia-v100", "cuda", "rocm", "opencl"])
 @pytest.mark.parametrize("roller", [True, "auto", False])
 def test_every_kernel_for_a_gpu_is_bound_to_threads_and_has_a_choice(target: str, roller: Any) -> None:

@@ -202,6 +202,7 @@ def test_unaligned_tensors(library: relay.Library, offset: int) -> None:
     assert_close(module.get_output(0).numpy(), PRODUCT)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     "graph",
     [
@@ -307,6 +308,7 @@ THREADED = """
 """
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("pool", ["1", "8"])
 def test_more_and_fewer_threads_than_cores(pool: str, run_python: Callable[..., Any]) -> None:
     """Kernels divided for 1 to 64 cores, on a pool of one thread and of eight."""

@@ -225,10 +225,7 @@ def attention_region(work: Attention, value: str, parameters: tuple[int, ...], d
 
 def _matrix(strides: HeadStrides, order: Order) -> MatrixLayout:
     return MatrixLayout(
-        order=order,
-        leading_dimension=strides.row,
-        batch_stride=strides.head,
-        alignment=strides.alignment,
+        order=order, leading_dimension=strides.row, batch_stride=strides.head, alignment=strides.alignment
     )
 
 

@@ -140,11 +140,7 @@ def factors_of(call: Call, values: GraphValues) -> tuple[Expr, Expr]:
 
 
 def _region(
-    growth: EpilogueGrowth,
-    factors: tuple[Expr, Expr],
-    problem: CutlassProblem,
-    values: GraphValues,
-    device: DeviceSpec,
+    growth: EpilogueGrowth, factors: tuple[Expr, Expr], problem: CutlassProblem, values: GraphValues, device: DeviceSpec
 ) -> Region:
     cuts = growth.cuts
     stages = [_stage(cut, before, values, problem, device) for before, cut in zip([None, *cuts], cuts, strict=False)]

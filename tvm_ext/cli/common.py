@@ -188,8 +188,7 @@ def check_model(model: str) -> None:
     nearest = difflib.get_close_matches(model, models.NAMES, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
     raise ModelError(
-        f"{model!r} is neither a file nor a built-in model.",
-        f"{hint}The built-in models are {', '.join(models.NAMES)}",
+        f"{model!r} is neither a file nor a built-in model.", f"{hint}The built-in models are {', '.join(models.NAMES)}"
     )
 
 

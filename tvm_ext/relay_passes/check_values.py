@@ -54,15 +54,8 @@ _KEEPING = frozenset(("relax.reshape", "relax.squeeze", "relax.expand_dims"))
 class CheckValues(CallRewriter):
     """Check or bound every index and every integer divisor that is only known at run time.
 
-    Parameters
-    ----------
-    bounds
-        ``"error"``: values that are not allowed end the run; ``"wrap"``: they are replaced.
-
-    Raises
-    ------
-    IndexRangeError, DivisionByZeroError
-        for constants that are not allowed, whatever ``bounds`` says.
+    ``bounds``: ``"error"``: values that are not allowed end the run; ``"wrap"``: they are replaced. Raises
+    IndexRangeError, DivisionByZeroError for constants that are not allowed, whatever ``bounds`` says.
     """
 
     def prepare(self, bounds: Bounds = "error") -> None:

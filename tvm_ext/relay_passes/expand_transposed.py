@@ -64,10 +64,7 @@ def _phases(size: int, kernel: int, stride: int, padding: tuple[int, int], extra
     length = (size - 1) * stride - sum(padding) + kernel + extra
     first = padding[0] // stride
     return _Phases(
-        first=first,
-        last=(padding[0] + length - 1) // stride,
-        crop=padding[0] - first * stride,
-        length=length,
+        first=first, last=(padding[0] + length - 1) // stride, crop=padding[0] - first * stride, length=length
     )
 
 

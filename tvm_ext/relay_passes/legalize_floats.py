@@ -10,18 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from tvm_ext._tvm import (
-    BlockBuilder,
-    Call,
-    Constant,
-    Expr,
-    Sequential,
-    TeTensor,
-    ir,
-    relax,
-    te,
-    tirx,
-)
+from tvm_ext._tvm import BlockBuilder, Call, Constant, Expr, Sequential, TeTensor, ir, relax, te, tirx
 from tvm_ext._tvm import topi as stock
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.ir.build_ir import HALF_TYPES

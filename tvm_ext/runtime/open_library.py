@@ -31,16 +31,11 @@ class OpenLibrary:
 
     ``lib["default"](device)`` gives an `OpenModule`, which runs any size that the dimensions allow.
 
-    Attributes
-    ----------
-    inputs, outputs
-        `TensorSpec` of each, with the names of open dimensions in their shapes.
-    dimensions, variants
-        `OpenDimension` and `Variant` of each. The function of a variant in the Relax VirtualMachine has its name.
-    report
-        The `OpenReport`.
-    executable
-        As of `Library`.
+    * ``inputs``, ``outputs``: `TensorSpec` of each, with the names of open dimensions in their shapes.
+    * ``dimensions``, ``variants``: `OpenDimension` and `Variant` of each. The function of a variant in the Relax
+      VirtualMachine has its name.
+    * ``report``: the `OpenReport`.
+    * ``executable``: as of `Library`.
     """
 
     def __init__(

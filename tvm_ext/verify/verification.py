@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from tvm.script import from_source
 
-from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, nodes_in, tirx
+from tvm_ext._tvm import IF_THEN_ELSE, BufferStore, Call, Expr, TensorLoad, nodes_in, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.launches import DeviceKernel, GlobalTensor
 from tvm_ext.devices.device_db import TargetLike, device_for_target, lookup
@@ -44,9 +44,17 @@ to float32 at its end errs as halves do.
 """
 
 
+MASKING = 4096.0  # a choice: constants of models' arithmetic are below, those that stand for -infinity above
+
+HALF_MOST = 65504.0  # of float16, whose kernels overflow where a reference in float32 does not
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputError:
-    """How far an output is from its reference: the largest difference over the largest value of the reference."""
+    """How far an output is from its reference: the largest difference over the largest value of the reference.
+
+    Values as large as the operator's mask is set no scale, and err by their own size.
+    """
 
     name: str
     error: float
@@ -101,21 +109,13 @@ def verify(
 ) -> Verification:
     """Lower ``function`` for ``device``, run it in the interpreter, and compare its outputs.
 
-    Parameters
-    ----------
-    function
-        A thread-bound or scheduled PrimFunc (or a module with one), of one or several launches.
-    device
-        A name of our tables or a spec; its stock target is lowered for, unless ``target`` is given.
-    inputs
-        Arrays by parameter name; seeded random ones for those left out. Outputs are poison until written.
-    blocks
-        Linear numbers of the blocks to run; all if None.
-    rtol
-        Allowed error relative to the largest value of an output's reference; by dtypes (`TOLERANCES`) if None.
-    reference
-        From inputs by name to expected outputs by name. If None, the function's threads run as loops on the CPU
-        (`threads_as_loops`) where they have such a meaning; where not, values are not compared.
+    * ``function``: a thread-bound or scheduled PrimFunc (or a module with one), of one or several launches.
+    * ``device``: a name of our tables or a spec; its stock target is lowered for, unless ``target`` is given.
+    * ``inputs``: arrays by parameter name; seeded random ones for those left out. Outputs are poison until written.
+    * ``blocks``: linear numbers of the blocks to run; all if None.
+    * ``rtol``: allowed error relative to the largest value of an output's reference; by dtypes (`TOLERANCES`) if None.
+    * ``reference``: from inputs by name to expected outputs by name. If None, the function's threads run as loops on
+      the CPU (`threads_as_loops`) where they have such a meaning; where not, values are not compared.
     """
     spec = lookup(device) if isinstance(device, str) else device
     kernels = simt.lower(function, spec if target is None else target)
@@ -126,7 +126,7 @@ def verify(
         device=spec.name,
         kernels=tuple(kernel.name for kernel in kernels),
         findings=result.findings,
-        errors=tuple(errors_of(expected, result, rtol, reference.types if isinstance(reference, CpuReference) else ())),
+        errors=tuple(errors_of(expected, result, rtol, reference if isinstance(reference, CpuReference) else None)),
         no_reference=why_not,
         counters=result.counters,
         outputs=result.outputs,
@@ -164,6 +164,35 @@ class CpuReference:
         """The dtypes that the operator rounds to: of its arithmetic and casts, not of what it only reads or moves."""
         found = nodes_in(self.operator.body, (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Cast, Call))
         return frozenset({dtype_of(node) for node in found if not _is_choice(node)} & TOLERANCES.keys())
+
+    @property
+    def mask_value(self) -> float:
+        """The least of the operator's large constants, by which models mask (-10000, -65504); infinite without any."""
+        return min(map(_mask_value, nodes_in(self.operator.body, tirx.FloatImm)), default=np.inf)
+
+    def masks(self) -> dict[str, Array]:
+        """Zeros and ones for the tensors that large constants multiply: ``(1 - mask) * -65504``, by name.
+
+        Normal values would overflow, or leave nothing of what is masked.
+        """
+        products = nodes_in(self.operator.body, tirx.Mul)
+        large = [node for node in products if any(_mask_value(factor) < np.inf for factor in (node.a, node.b))]
+        read = {load.source for node in large for load in nodes_in(node, TensorLoad)}
+        for made in reversed(nodes_in(self.operator.body, BufferStore)):
+            if made.buffer in read:
+                read |= {load.source for load in nodes_in(made.value, TensorLoad)}
+        generator = np.random.default_rng(0)
+        return {
+            name: generator.integers(0, 2, tuple(map(int, param.ty.shape))).astype(storage_dtype(str(param.ty.dtype)))
+            for name, param in zip(self._names, self.operator.params, strict=True)
+            if param in read
+        }
+
+
+def _mask_value(expr: Expr) -> float:
+    """The size of a large constant, infinite for any other expression."""
+    size = abs(float(expr.value)) if isinstance(expr, tirx.FloatImm) else np.inf
+    return size if size >= MASKING else np.inf
 
 
 def _is_choice(node: Expr) -> bool:
@@ -213,10 +242,14 @@ def random_inputs_of(kernels: Sequence[DeviceKernel], seed: int = 0, *, workspac
 
 
 def errors_of(
-    expected: Mapping[str, Array], result: simt.SimtRun, rtol: float | None = None, types: Collection[str] = ()
+    expected: Mapping[str, Array],
+    result: simt.SimtRun,
+    rtol: float | None = None,
+    reference: CpuReference | None = None,
 ) -> list[OutputError]:
-    """How far the outputs of a run, which were computed in ``types``, are from the expected ones, where written."""
-    return [_error(name, value, result, rtol, types) for name, value in expected.items()]
+    """How far the outputs of a run are from the ``expected`` ones, maybe those of ``reference``, where written."""
+    types, large = (reference.types, reference.mask_value / 2) if reference is not None else ((), np.inf)
+    return [_error(name, value, result, rtol, types, large) for name, value in expected.items()]
 
 
 def _inputs(kernels: tuple[DeviceKernel, ...], given: Mapping[str, Array], seed: int) -> dict[str, Array]:
@@ -268,7 +301,9 @@ def _tolerance(dtype: str, types: Collection[str]) -> float:
     return max(TOLERANCES[item] for item in (dtype, *types))
 
 
-def _error(name: str, expected: Array, result: simt.SimtRun, rtol: float | None, types: Collection[str]) -> OutputError:
+def _error(
+    name: str, expected: Array, result: simt.SimtRun, rtol: float | None, types: Collection[str], large: float
+) -> OutputError:
     if name not in result.outputs:
         raise InputError(f"no kernel writes {name!r}", f"the outputs are {', '.join(result.outputs)}")
     got, written = result.outputs[name], result.written[name]
@@ -279,10 +314,14 @@ def _error(name: str, expected: Array, result: simt.SimtRun, rtol: float | None,
         return OutputError(name=name, error=float("nan"), tolerance=tolerance)
     # equal infinities, and NaN where NaN is expected, are no difference
     same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+    sizes = np.abs(wanted)
+    if "float16" in (str(got.dtype), *types):
+        same |= np.isinf(found) & (found * wanted > 0) & (sizes >= HALF_MOST * (1 - tolerance))
+    finite = sizes[np.isfinite(sizes)]
+    scale = float(finite[finite < large].max(initial=0.0)) or float(finite.max(initial=0.0)) or 1.0
     with np.errstate(invalid="ignore"):
-        difference = np.where(same, 0.0, np.abs(found - wanted))
-    scale = float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)) or 1.0
-    worst = float(difference.max()) / scale
+        errors = np.where(same, 0.0, np.abs(found - wanted) / np.maximum(scale, sizes))
+    worst = float(errors.max())
     return OutputError(name=name, error=float("inf") if np.isnan(worst) else worst, tolerance=tolerance)
 
 

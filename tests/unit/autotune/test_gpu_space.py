@@ -29,7 +29,7 @@ PRODUCTS = [
 ]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("device", [A100, H200], ids=lambda device: device.name)
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda item: f"{item.batch}x{item.rows}x{item.columns}x{item.depth}")
 def test_the_model_of_many_is_that_of_one(product: TunedProduct, device: DeviceSpec) -> None:

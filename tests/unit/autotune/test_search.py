@@ -54,6 +54,7 @@ def run(proposer: Proposer, store: MeasurementDatabase, trials: int, *, killed_a
     return search
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", PROPOSERS)
 def test_a_killed_search_goes_on_where_it_stood_and_repeats_nothing(name: str, tmp_path: Path) -> None:
     with MeasurementDatabase(tmp_path / "whole.db") as whole, MeasurementDatabase(tmp_path / "killed.db") as killed:

@@ -44,6 +44,7 @@ def test_a_peak_is_that_since_the_last_call() -> None:
     assert meter.peak_bytes() < 0.5 * SIZE, "the block was gone"
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("name", "file"), [(OURS, "model.so"), (ONNX_RUNTIME, "model.onnx")])
 def test_a_contender_holds_its_weights(name: str, file: str, folder: Path) -> None:
     """1.9 million weights of float32 are 7.4 MiB."""

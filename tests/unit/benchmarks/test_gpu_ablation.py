@@ -52,6 +52,7 @@ def _small_cases(scripts: SimpleNamespace) -> list[Any]:
     ]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("label", ["none", "+ bank"])
 def test_literal_kernels_compute_what_the_operator_says(scripts: SimpleNamespace, label: str) -> None:
     """All blocks in the interpreter, whose outputs are poison until written, against float64."""

@@ -9,13 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from benchmarks.networks.repvgg import (
-    RepVggBlock,
-    blocks_of,
-    branches_of,
-    build_repvgg,
-    reparameterised,
-)
+from benchmarks.networks.repvgg import RepVggBlock, blocks_of, branches_of, build_repvgg, reparameterised
 from tvm_ext import relay
 from tvm_ext.bench.models import random_inputs
 
@@ -28,6 +22,7 @@ def nodes(model: onnx.ModelProto, kind: str) -> list[onnx.NodeProto]:
     return [node for node in model.graph.node if node.op_type == kind]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("name", "millions", "count"), [("a0", 8.31, 22), ("a1", 12.79, 22), ("b0", 14.34, 28)])
 def test_sizes_are_those_of_table_5(name: str, millions: float, count: int) -> None:
     model = build_repvgg(name)  # type: ignore[arg-type]

@@ -32,6 +32,7 @@ def test_every_operator_is_recognised_with_its_whole_epilogue(templates: ModuleT
         assert ("conv2d" in region.pattern) == ("conv2d" in case.operator)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("device", ["nvidia-a100", "nvidia-h100"])
 def test_padded_channels_are_predicted_to_pay(device: str, templates: ModuleType) -> None:
     """Table 3's first row, and a convolution of Figure 9, which needs no padding."""

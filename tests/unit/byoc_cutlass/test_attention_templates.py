@@ -21,12 +21,7 @@ from tests.support.inline_composites import InlineComposites
 from tests.unit.byoc_cutlass.graphs import decided, number, op, partition
 from tests.unit.byoc_cutlass.host_library import host_library
 from tests.unit.compilers import needs_nvcc
-from tvm_ext.byoc_cutlass.attention import (
-    AttentionConfig,
-    AttentionFamily,
-    attention_region,
-    layout_of,
-)
+from tvm_ext.byoc_cutlass.attention import AttentionConfig, AttentionFamily, attention_region, layout_of
 from tvm_ext.byoc_cutlass.emit_attention import HOPPER_TILES, emit_attention
 from tvm_ext.byoc_cutlass.profiler import buffers_of
 from tvm_ext.byoc_cutlass.selection import candidates_of, family_of

@@ -87,6 +87,7 @@ def test_legal_configurations_have_what_the_headers_assert(drawn: tuple[tuple[in
             assert k * MULTIPLIERS[config.arithmetic].bits == 8 * ACCESS_BITS
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_arithmetic_of_a_device_has_templates(capability: tuple[int, int]) -> None:
     device = device_of(capability)

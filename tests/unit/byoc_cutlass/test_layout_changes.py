@@ -40,6 +40,7 @@ def windows(mod: Any, device: str = "nvidia-a100") -> list[tuple[str, bool]]:
     return [(window.planes_of, window.stores_planes) for window in found if window is not None]
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("device", ["nvidia-a100", "nvidia-t4", "nvidia-h200"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_the_first_region_reads_the_image_and_the_last_stores_it(dtype: str, device: str) -> None:

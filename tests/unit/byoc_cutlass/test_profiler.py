@@ -228,6 +228,7 @@ def test_run_time_arguments_follow_without_a_compiler(store: MeasurementDatabase
     assert len({item["raster"] for item in second}) == 2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("region", range(4))
 @pytest.mark.parametrize("device", [A100, H100], ids=lambda item: item.name)
 def test_variants_are_the_same_program(region: int, device: Any) -> None:

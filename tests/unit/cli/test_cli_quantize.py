@@ -41,6 +41,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("options", [("--mode", "static"), ("--mode", "operators", "--activations", "int8"), None])
 def test_a_model_is_quantised_and_compared(
     options: tuple[str, ...] | None, command: Command, data: Path, tmp_path: Path

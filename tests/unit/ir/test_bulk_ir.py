@@ -42,6 +42,7 @@ def test_the_source_has_what_was_written(kernel: Matmul) -> None:
 
 
 @needs_nvcc
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_it_compiles_without_spills(kernel: Matmul) -> None:
     (use,) = compile_cuda(source_of(kernel), [ARCHITECTURE]).uses

@@ -55,6 +55,7 @@ def case(name: str, rng: np.random.Generator) -> tuple[list[Any], int, np.ndarra
 
 
 @needs_gcc
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_converted_kernel_computes_the_same(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     kernel = converted(name)

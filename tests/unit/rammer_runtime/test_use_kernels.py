@@ -176,6 +176,7 @@ def test_other_devices_say_what_they_take(device: str, kernel: LegacyKernel | No
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler is installed")
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", ["matmul", "softmax"])
 def test_kernels_of_stock_tvm_compute_the_same_behind_conversion(name: str, tmp_path: Path) -> None:
     found = converted_stock(name, operators()[name], tmp_path)

@@ -160,6 +160,7 @@ def _run(model: onnx.ModelProto, x: Array) -> list[Array]:
     return results
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("calls", KEEPS, ids=lambda calls: calls[0])
 def test_what_is_proven_holds(calls: tuple[str, ...]) -> None:
     """ONNX Runtime gives single elements what it gives them in a batch, where the proof says so."""

@@ -64,6 +64,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[Any], Any, Any, list[Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("bounds", ["error", "wrap"])
 @pytest.mark.parametrize("name", CASES)
 def test_indices(name: str, bounds: str) -> None:
@@ -85,6 +86,7 @@ def test_indices(name: str, bounds: str) -> None:
     np.testing.assert_array_equal(run.get_output(0).numpy(), expected)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("wild", [2**40, -(2**40), 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("name", ["Gather", "GatherND", "ScatterND"])
 def test_wild_indices_never_leave_a_buffer(name: str, wild: int) -> None:
@@ -168,6 +170,7 @@ def expected_of(name: str, a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> 
     return np.array(results, object).astype("O") % 2 ** (8 * a.itemsize)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8"])
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_division(name: str, dtype: str) -> None:

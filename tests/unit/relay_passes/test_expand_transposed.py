@@ -58,6 +58,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("shape", "kernel", "strides", "pads", "extra", "groups"), CASES)
 def test_gives_the_same_sums(shape: Any, kernel: Any, strides: Any, pads: Any, extra: Any, groups: int) -> None:
     rng = np.random.default_rng(7)

@@ -137,12 +137,14 @@ def assert_same(cases: Mapping[str, Callable[..., Any]], array: Array, tolerance
                 np.testing.assert_array_equal(actual, expected, err_msg=name)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_floats_are_those_of_stock_kernels(rng: np.random.Generator, dtype: str) -> None:
     tolerance = {"float16": 2e-3, "float32": 2e-6}[dtype]
     assert_same(FLOATS, draw(rng, dtype, 4, 5, 6), tolerance)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64"])
 def test_integers_wrap_as_in_stock_kernels(rng: np.random.Generator, dtype: str) -> None:
     cases = {name: make for name, make in ANY.items() if not (name == "compare" and dtype == "uint8")}

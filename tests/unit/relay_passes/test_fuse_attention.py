@@ -12,17 +12,7 @@ import pytest
 import tvm
 from onnx import TensorProto, helper
 
-from tests.support.attention_networks import (
-    FEATURES,
-    FORMS,
-    HEADS,
-    KEYS,
-    QUERIES,
-    Network,
-    Steps,
-    attention,
-    causal,
-)
+from tests.support.attention_networks import FEATURES, FORMS, HEADS, KEYS, QUERIES, Network, Steps, attention, causal
 from tests.support.attentions import LOWEST
 from tvm_ext import relay
 from tvm_ext._tvm import PrimFunc, assert_structural_equal, relax, structural_walk
@@ -133,6 +123,7 @@ def test_rows_of_the_standard_operator_without_any_key_are_0() -> None:
     assert np.allclose(one, apart, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("form", ["a choice as a mask", "windows"])
 def test_values_are_those_of_the_operators_apart(form: str) -> None:
     model = attention(FORMS[form][0])
@@ -172,6 +163,7 @@ def chosen_once(net: Network, scores: str) -> str:
     return net.op("Add", net.op("Where", keep, net.number(0.5), net.number(-1)), scores)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))])
 def test_steps_in_any_order_keep_their_values(seed: int) -> None:
     model = attention(in_any_order(seed))

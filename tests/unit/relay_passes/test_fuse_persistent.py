@@ -30,14 +30,7 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import operator_pipeline, plan_build
 from tvm_ext.records.choice import CHOICE, KernelChoice
-from tvm_ext.records.persistent import (
-    CHAIN,
-    PERSISTENT,
-    ChainVerdict,
-    PanelPlan,
-    PersistentRecord,
-    PersistentRegion,
-)
+from tvm_ext.records.persistent import CHAIN, PERSISTENT, ChainVerdict, PanelPlan, PersistentRecord, PersistentRegion
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.relay_passes.fuse_persistent import FusePersistent
 from tvm_ext.support.limits import limited
@@ -93,6 +86,7 @@ def _blocks(func: Any) -> list[str]:
 
 
 # --- kernels --------------------------------------------------------------------------------------------------------
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     "chain",
     [
@@ -108,7 +102,7 @@ def test_chains_of_products_are_right(chain: ChainModule) -> None:
     check(chain, fused=len(chain.mod["main"].script().split("matmul(")) - 1)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("layout", ["auto", "NCHW"])
 @pytest.mark.parametrize(
     "convs",

@@ -33,7 +33,7 @@ def pixel_sum(plane: FloatArray, y: float, x: float) -> float:
     return total
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("align_corners", [True, False])
 @pytest.mark.parametrize("padding", ["zeros", "border"])
 def test_grids(padding: str, align_corners: bool) -> None:
@@ -62,7 +62,7 @@ def test_a_place_that_is_nan_gives_nan_and_reads_within_the_image() -> None:
     assert found[0, 0, 0, 0] == 1 and np.isnan(found[0, 0, 0, 1])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(("count", "aligned"), [(1, False), (2, True), (3, False), (2, False)])
 def test_boxes(count: int, aligned: bool) -> None:
     rng = np.random.default_rng(count)

@@ -135,10 +135,7 @@ CASES = {
     ),
     "the first input": Case((conv("x", "w16x16x3x3a", "y", **KEEP),), 0),
     "in one dimension": Case(
-        (
-            make_node("Conv", ["x", "w32x16x1"], ["a"]),
-            make_node("Conv", ["a", "w16x32x3"], ["y"], pads=[1, 1]),
-        ),
+        (make_node("Conv", ["x", "w32x16x1"], ["a"]), make_node("Conv", ["a", "w16x32x3"], ["y"], pads=[1, 1])),
         0,
         shape=(2, 16, 21),
     ),
@@ -184,6 +181,7 @@ EVERY_DAY = ("each side otherwise, strides, dilation", "behind a pool")
 """What is computed by every run of the tests; the others where marked slow."""
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", CASES)
 def test_paddings_are_stored_into_where_nothing_else_reads_the_tensor(name: str) -> None:
     mod = operators(CASES[name])
@@ -254,6 +252,7 @@ def test_what_its_kernel_would_copy_stays_with_its_reader() -> None:
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------------
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("before", "after", "inside", "dtype", "value"),
     [

@@ -113,6 +113,7 @@ def test_odd_reductions_and_products_of_two_tensors_stay_float32() -> None:
     assert {data for data, _ in products(narrowed(mod, row_of("cpu-epyc-zen5")))} == {"float32"}
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("body", "shape"), [(dense, (32, 64)), (image, (1, 3, 18, 18))])
 def test_results_are_within_the_rounding_of_operands(body: Any, shape: tuple[int, ...]) -> None:
     _, expected = built(module(shape, body))

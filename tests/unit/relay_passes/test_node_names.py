@@ -87,6 +87,7 @@ def test_a_node_that_is_there_twice_draws_no_others_in() -> None:
     assert {str(site.nodes[0]) for site in sites} == {"MatMul before", "Softmax left", "MatMul right"}
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [

@@ -72,6 +72,7 @@ def test_splits_of_other_products_stay(bias: tuple[int, ...]) -> None:
     assert divided(mod, 1)[1] == 0
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_values_are_the_same_in_a_schedule(chunk: int, network: IRModule, model: Any, rng: np.random.Generator) -> None:
     x = rng.standard_normal((STEPS, 2, 16), dtype=np.float32)
@@ -106,8 +107,7 @@ def times(by_chunk: dict[int, float]) -> Callable[[IRModule], float]:
 
 
 @pytest.mark.parametrize(
-    ("by_chunk", "chosen"),
-    [({8: 9.0, 2: 5.0, 1: 4.0}, 1), ({8: 9.0, 2: 5.0, 1: 7.0}, 2), ({8: 9.0, 2: 9.0}, None)],
+    ("by_chunk", "chosen"), [({8: 9.0, 2: 5.0, 1: 4.0}, 1), ({8: 9.0, 2: 5.0, 1: 7.0}, 2), ({8: 9.0, 2: 9.0}, None)]
 )
 def test_the_quickest_size_is_chosen(by_chunk: dict[int, float], chosen: int | None, network: IRModule) -> None:
     mod, chunk = overlapped(network, times(by_chunk))

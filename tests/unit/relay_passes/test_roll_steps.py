@@ -92,6 +92,7 @@ def test_every_direction_is_one_loop(name: str) -> None:
     assert "relax.strided_slice" not in operators or node.kind == "GRU" or node.directions == 2  # weights by direction
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", ["lstm of everything", "reverse gru"])
 def test_loops_give_what_the_steps_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit: the kernel of a step is the same."""

@@ -174,6 +174,7 @@ def test_pieces_lie_where_the_whole_is() -> None:
 
 
 @SOME
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_every_order_that_the_schedule_allows_gives_the_same(name: str, threads: int) -> None:
     mod, values, wanted = expected(name)

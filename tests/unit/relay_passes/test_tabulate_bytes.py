@@ -60,6 +60,7 @@ def tables(model: onnx.ModelProto, row: tuple[str, tuple[str, ...]]) -> int:
     return str(mod["main"]).count("table")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
 @pytest.mark.parametrize("name", list(CHAINS))
 def test_results_are_those_of_onnx_runtime(name: str, kind: str) -> None:

@@ -50,7 +50,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize(("shape", "kernel", "attrs", "left"), CASES)
 def test_keeps_the_results(shape: Any, kernel: Any, attrs: Any, left: Any, constant: bool) -> None:

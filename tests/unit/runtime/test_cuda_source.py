@@ -81,6 +81,7 @@ def test_without_a_compiler_of_ours_stock_tvm_is_asked(monkeypatch: pytest.Monke
 
 @needs_cc
 @needs_nvcc
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("bindings", [True, False], ids=["bindings without a library", "no bindings"])
 def test_packages_that_others_bring_change_no_verdict(bindings: bool, tmp_path: Path) -> None:
     """A machine with a GPU and nvcc, with and without a Python module ``cuda`` that does not work."""

@@ -42,11 +42,13 @@ def test_another_version_of_our_sources_finds_nothing(warm: Path, monkeypatch: p
     assert counts(build(warm))[0] == 0
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("settings", [{"candidates": 1}, {"num_threads": 1}, {"epsilon": 0.4}, {"winograd": "off"}])
 def test_other_options_find_nothing(warm: Path, settings: dict[str, object]) -> None:
     assert counts(build(warm, **settings))[0] == 0
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("form", ["auto", "fast"])
 def test_kernels_with_transformed_weights_are_found(tmp_path: Path, form: str) -> None:
     """Their weights have another shape than what is packed of them."""
@@ -92,6 +94,7 @@ def test_the_kernels_compiled_as_one_module_compute_the_same(warm: Path, monkeyp
     np.testing.assert_array_equal(run(whole), expected)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     "damage",
     [

@@ -116,6 +116,7 @@ def test_every_limit_is_tried() -> None:
     assert {field.name for field in fields(Limits)} == set(CASES) | set(ELSEWHERE)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", CASES)
 def test_beyond_a_limit_the_answer_is_right_and_the_report_says_which(name: str, rng: np.random.Generator) -> None:
     value, (function, reference), expected, paths = CASES[name]

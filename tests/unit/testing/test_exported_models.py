@@ -185,6 +185,7 @@ def test_without_the_packages_the_command_says_what_to_install(tmp_path: Path, m
     assert "needs torch." in str(done.exception) and "tvm-ext[models]" in str(done.exception)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("mode", ["static", "operators", "dynamic"])
 def test_every_tensor_of_bytes_is_compared(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     use_models_of_missing_instructions(monkeypatch)

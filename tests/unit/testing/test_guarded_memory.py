@@ -160,6 +160,7 @@ def small_model() -> Any:
     return module_of([x], relax.op.matmul(y, relax.op.permute_dims(y)))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("roller", [True, False])
 def test_a_guarded_build_runs_and_gives_the_same(rng: np.random.Generator, roller: bool) -> None:
     x = rng.standard_normal((1, 4, 9, 9)).astype("float32")
@@ -192,6 +193,7 @@ def planted(where: int) -> Any:
     return plant
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("where", "side"), [(-1, "before"), (1, "behind")])
 def test_an_error_of_run_names_the_kernel_of_a_model(monkeypatch: pytest.MonkeyPatch, where: int, side: str) -> None:
     monkeypatch.setattr(

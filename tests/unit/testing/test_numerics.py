@@ -28,7 +28,7 @@ def _allowed(name: str, dtype: str) -> float:
     return FUNCTIONS[name].double_ulps if dtype == "float64" else FUNCTIONS[name].ulps
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("dtype", IN_TURN)
 def test_errors_and_special_values(dtype: str) -> None:
     found = measure(count=2000, dtype=dtype)
@@ -40,7 +40,7 @@ def test_errors_and_special_values(dtype: str) -> None:
                 np.testing.assert_allclose(actual, expected, rtol=TOLERANCE[dtype], err_msg=item.name)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("dtype", IN_TURN)
 def test_errors_of_kernels(dtype: str) -> None:
     position = [*TYPES].index(dtype)

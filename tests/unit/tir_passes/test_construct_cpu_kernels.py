@@ -25,6 +25,7 @@ def check(func, arrays, expected, *, constants=(), dtype="float32", tolerance=2e
     return kernel, choice
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("shape", [(64, 96, 128), (1, 17, 5), (31, 1, 37), (7, 13, 1), (129, 33, 66)])
 @pytest.mark.parametrize("constant", [False, True])
 def test_matmul(shape, constant, rng):
@@ -160,6 +161,7 @@ def test_truncated_division_in_an_epilogue_is_exact():
     check(legalised(build, x.shape), [x], np.array(windows, "f8")[None, None])
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("groups", [1, 2, 4, 8])
 def test_every_convolution_runs_in_register_tiles(groups, rng):
     x, w = rng.standard_normal((1, 8, 9, 9)).astype("f4"), rng.standard_normal((16, 8 // groups, 3, 3)).astype("f4")

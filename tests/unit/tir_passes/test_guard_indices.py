@@ -61,6 +61,7 @@ def _stored(a: np.ndarray) -> np.ndarray:
     return b
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("pipeline", [PIPELINE_NAME, CPU_PIPELINE, RKERNEL_PIPELINE])
 @pytest.mark.parametrize("name", WANTED)
 def test_kernels_read_and_write_where_they_say(name: str, pipeline: str) -> None:

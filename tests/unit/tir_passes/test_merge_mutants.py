@@ -61,6 +61,7 @@ def test_each_operators_waits_are_missed(name: str) -> None:
     assert findings(graph, Concurrency(order="random", seed=1), np.array(kernel.table, np.int32)) == ""
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("orders", [SyncOrders(wait="relaxed"), SyncOrders(arrive="relaxed")], ids=str)
 def test_weaker_orders_are_found(orders: SyncOrders) -> None:
     assert "cross-block race" in findings(merged("branches"), Concurrency(order="random", seed=1, orders=orders))

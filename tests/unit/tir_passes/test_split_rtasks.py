@@ -202,6 +202,7 @@ def at_odd_element(array: Array) -> Array:
     return room
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", KERNELS)
 def test_constructed_kernels_compute_the_same_in_pieces(name: str) -> None:
     """Bit by bit: an rTask does what the kernel does, whoever runs it, when, and wherever its inputs begin."""

@@ -206,10 +206,7 @@ def test_the_launch_of_a_region_has_its_numbers(on_cpu: Path) -> None:
     assert FakePrograms().prepare({}) == {}
 
 
-PAIRS = {
-    "products": lambda: layers((48, 24), (32, 24), (16, 32)),
-    "a convolution": lambda: convolved_layers(),
-}
+PAIRS = {"products": lambda: layers((48, 24), (32, 24), (16, 32)), "a convolution": lambda: convolved_layers()}
 
 
 def layers(x: tuple[int, ...], w: tuple[int, ...], v: tuple[int, ...]) -> Any:
@@ -235,6 +232,7 @@ def paired(mod: Any) -> Sequence[CutlassRegion]:
 
 
 @needs_cc
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("kind", PAIRS)
 def test_two_products_in_one_kernel_are_measured_as_one(kind: str, on_cpu: Path, tmp_path: Path) -> None:
     """Their sample programs compute what the operators do, on buffers that the launch describes."""

@@ -29,6 +29,7 @@ def element(name: str, x: Any) -> Any:
     return function(x + te.const(1.0, "float32") if name == "acosh" else x)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_computes_what_numpy_says(name: str) -> None:
     values = np.linspace(0.01, 0.95, 16, dtype="float32")

@@ -35,6 +35,7 @@ def right(found: list[CheckedKernel]) -> set[str]:
     return {item.kind for item in found}
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("kind", EVERYDAY)
 def test_candidates_of_random_operators_are_right(kind: str) -> None:
     right(of_operator(EVERYDAY[kind], SLOT_OF[kind], 3))

@@ -144,6 +144,7 @@ def built(tmp_path: Path, mod: IRModule) -> tuple[KernelChoice, BuildPlan]:
     return choice, plan
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("sizes", [HALF, FLOAT], ids=["matrix", "vector"])
 def test_a_tuned_tile_is_what_the_next_build_takes(
     sizes: tuple[str, int, int, int], stub: StubDevice, tmp_path: Path
@@ -173,6 +174,7 @@ def measured(choice: KernelChoice, plan: BuildPlan, mod: IRModule) -> MeasuredWo
     return model.kernels[choice.workload].part.workload
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("outcome", ["wrong", "launch_failed"])
 def test_a_kernel_that_failed_is_never_made(outcome: TrialOutcome, tmp_path: Path) -> None:
     """Alone it gives way to the next candidate, beside one that runs to that; another failure changes nothing."""
@@ -269,6 +271,7 @@ def test_a_bundle_that_ran_on_another_device_is_refused(scripts: SimpleNamespace
 
 
 # --- the space -------------------------------------------------------------------------------------------------------
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("func", [product(*HALF), product(*FLOAT), convolution()], ids=["half", "float", "conv"])
 def test_points_of_a_space_are_kernels(func: PrimFunc) -> None:
     """The constructed tile, the model's first and some drawn: nearly all are made as they are asked for."""

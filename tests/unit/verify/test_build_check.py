@@ -24,7 +24,7 @@ from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import InputError, VerificationError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import operator_pipeline, plan_build
-from tvm_ext.tir_passes.construct_kernels import ConstructKernels
+from tvm_ext.tir_passes.construct_kernels import ConstructKernels, construct_kernel
 from tvm_ext.tir_passes.emit.schedule_stock_gpu import schedule_gpu_fallback
 from tvm_ext.verify import build_check
 from tvm_ext.verify.build_check import KernelCheck, check_kernel, check_module, refuse_wrong
@@ -172,6 +172,29 @@ def test_an_operator_of_empty_tensors_launches_nothing() -> None:
     assert (check.launches, check.blocks_run, check.problem) == (0, 0, "")
 
 
+def masked_scores(divisor: float) -> Any:
+    """``q k / divisor + (1 - mask) * -65504`` in halves, as BERT's attention has it."""
+
+    def build(q: Any, k: Any, mask: Any) -> Any:
+        one, lowest, by = (relax.const(np.float16(value)) for value in (1, -65504, divisor))
+        hidden = relax.op.multiply(relax.op.subtract(one, mask), lowest)
+        return relax.op.add(relax.op.divide(relax.op.matmul(q, k), by), hidden)
+
+    return legalised(build, (2, 32, 32), (2, 32, 64), (1, 64), dtype="float16")
+
+
+@pytest.mark.parametrize("name", ["nvidia-a100", "amd-mi300x"])
+def test_masks_in_halves_neither_overflow_nor_hide_a_wrong_product(name: str) -> None:
+    """Of a random mask, 3 becomes 131008: infinite for the kernel, and no scale for scores of about 4."""
+    device, target = device_for_target(name)
+    with target:
+        kernel = construct_kernel(masked_scores(8.0), "main", device, BuildOptions())
+        right = check_kernel("scores", kernel, masked_scores(8.0), device, target)
+        wrong = check_kernel("scores", kernel, masked_scores(8.5), device, target)
+    assert right.problem == "" and right.error is not None and right.error < 1e-3
+    assert "its values are off by 0.06" in wrong.problem
+
+
 def test_parts_are_named() -> None:
     """Of a large kernel some blocks are run, and the record says so."""
     plan = plan_build(A100, BuildOptions())
@@ -198,7 +221,7 @@ SAMPLE = [
 ]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(("device", "name", "chosen"), SAMPLE)
 def test_default_builds_of_models(device: str, name: str, chosen: set[str]) -> None:
     module, params = relay.frontend.from_onnx(build_model(name))

@@ -219,14 +219,9 @@ class ChannelsLast:
     Parameters and results of functions keep their layout. What was decided is left in module attribute
     ``tvm_ext.layout``. Grouped convolutions stay: our kernels for matrix units do not serve them.
 
-    Parameters
-    ----------
-    device
-        The GPU; without matrix units for a convolution's type it stays as it is.
-    always
-        Convert whatever the number of transposes.
-    grouped
-        Grouped convolutions too, depthwise ones among them: CUTLASS's templates for them read NHWC alone.
+    * ``device``: the GPU; without matrix units for a convolution's type it stays as it is.
+    * ``always``: convert whatever the number of transposes.
+    * ``grouped``: grouped convolutions too, depthwise ones among them: CUTLASS's templates for them read NHWC alone.
     """
 
     def __init__(self, device: DeviceSpec, *, always: bool = False, grouped: bool = False) -> None:

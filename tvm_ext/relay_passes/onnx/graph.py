@@ -32,20 +32,13 @@ _INFERENCE_ELEMENTS = 1024
 class OnnxGraph:
     """One ONNX main graph.
 
-    Attributes
-    ----------
-    nodes
-        In topological order once `sort_nodes` has run. Nodes are shared between graphs: replace, never edit.
-    inputs
-        What the caller gives at run time; constants are never among them.
-    outputs
-        In the model's order; only names and element types, since binding an input makes declared shapes stale.
-    constants
-        Name to value: initializers and everything folded since.
-    opsets
-        Domain to operator set version.
-    limits
-        How large what the import makes of it may become.
+    * ``nodes``: in topological order once `sort_nodes` has run. Nodes are shared between graphs: replace, never edit.
+    * ``inputs``: what the caller gives at run time; constants are never among them.
+    * ``outputs``: in the model's order; only names and element types, since binding an input makes declared shapes
+      stale.
+    * ``constants``: name to value: initializers and everything folded since.
+    * ``opsets``: domain to operator set version.
+    * ``limits``: how large what the import makes of it may become.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -236,10 +229,8 @@ def _rename_inputs(node: onnx.NodeProto, new_names: Mapping[str, str]) -> None:
 def graph_from_model(model: onnx.ModelProto, limits: ImportLimits | None = None) -> OnnxGraph:
     """Takes the constants out of `model`; initializers which an old file (IR < 4) also lists as inputs are no inputs.
 
-    Raises
-    ------
-    ModelError
-        A tensor's bytes do not fit its shape and type, a name is defined twice, or an initializer is sparse.
+    Raises ModelError where a tensor's bytes do not fit its shape and type, a name is defined twice, or an initializer
+    is sparse.
     """
     body = model.graph
     if body.sparse_initializer:
@@ -263,10 +254,7 @@ def graph_from_model(model: onnx.ModelProto, limits: ImportLimits | None = None)
 def array_from_tensor(tensor: onnx.TensorProto) -> Array:
     """The value of `tensor`.
 
-    Raises
-    ------
-    ModelError
-        Its data do not fit its shape and element type.
+    Raises ModelError where its data do not fit its shape and element type.
     """
     try:
         return np.asarray(numpy_helper.to_array(tensor))

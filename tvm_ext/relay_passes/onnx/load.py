@@ -27,10 +27,8 @@ _OTHERS = {
 def load_onnx(source: onnx.ModelProto | str | os.PathLike[str] | bytes) -> onnx.ModelProto:
     """The model behind `source`: a path, the file's bytes, or a loaded model. A loaded model is returned as it is.
 
-    Raises
-    ------
-    ModelError
-        The file is missing, no ONNX or damaged, or its external data lie outside the model's folder.
+    Raises ModelError where the file is missing, no ONNX or damaged, or its external data lie outside the model's
+    folder.
     """
     if isinstance(source, onnx.ModelProto):
         return _checked(source, "the given ModelProto", folder=None)
@@ -151,10 +149,8 @@ def _load_external(tensor: onnx.TensorProto, folder: Path) -> None:
 def external_file(tensor: onnx.TensorProto, folder: Path) -> Path:
     """The file that holds the data of `tensor`.
 
-    Raises
-    ------
-    ModelError
-        The location is absolute, leaves `folder` (by `..` or through a symbolic link), or is no regular file.
+    Raises ModelError where the location is absolute, leaves `folder` (by `..` or through a symbolic link), or is no
+    regular file.
     """
     location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
     remedy = "keep the data files in the model's folder, beside the .onnx file, and no links among them"

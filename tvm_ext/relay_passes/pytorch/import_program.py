@@ -41,14 +41,9 @@ def import_program(
     ``shape`` binds open dimensions, by input name; ``names`` is what a file calls inputs, by those names. Parameters,
     buffers and constants are the module's parameters, in torch's own memory where they lie there in row-major order.
 
-    Raises
-    ------
-    UnsupportedEnvironmentError
-        torch is not installed.
-    InputError
-        ``program`` is none, or ``shape`` does not fit it, or leaves a dimension open.
-    ModelError
-        Operators cannot be imported (all listed, each with a node), or a result would not be torch's in shape or dtype.
+    Raises UnsupportedEnvironmentError where torch is not installed; InputError where ``program`` is none, or ``shape``
+    does not fit it, or leaves a dimension open; ModelError where operators cannot be imported (all listed, each with a
+    node), or a result would not be torch's in shape or dtype.
     """
     torch = require_torch("programs of torch.export")
     if not isinstance(program, torch.export.ExportedProgram):

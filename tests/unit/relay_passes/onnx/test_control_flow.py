@@ -121,6 +121,7 @@ def test_a_loop_of_known_length_stacks_its_results(count: int) -> None:
     _check(_model([loop], [_value("y"), _value("all", (count, 8))], **constants), {"x": X})
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("limit", [-1e9, 40.0, 3000.0])
 def test_a_loop_ends_by_its_condition(limit: float) -> None:
     loop = _node("Loop", "far true x", "y", body=_body(until=True))

@@ -27,6 +27,7 @@ def _operators(mod: Any) -> Counter[str]:
     return found
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("model", "expected"),
     [

@@ -22,6 +22,7 @@ def _tolerance(case: NodeCase) -> float:
     return max(TOLERANCE.get(str(value.dtype), 0.0) for value in (*case.feeds.values(), *case.expected()))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", DRAWS)
 def test_means_the_same_after_rewriting(name: str, seed: int) -> None:
@@ -63,11 +64,7 @@ REFUSED: dict[str, tuple[NodeCase, str]] = {
     "unpooled to less": (
         NodeCase(
             operator="MaxUnpool",
-            operands={
-                "x": np.ones((1, 1, 2), "f"),
-                "i": np.zeros((1, 1, 2), np.int64),
-                "shape": np.asarray([1, 1, 3]),
-            },
+            operands={"x": np.ones((1, 1, 2), "f"), "i": np.zeros((1, 1, 2), np.int64), "shape": np.asarray([1, 1, 3])},
             attributes={"kernel_shape": [2], "strides": [2]},
             known=("shape",),
         ),

@@ -73,6 +73,7 @@ def test_the_reference_is_onnx_runtime() -> None:
     assert compared > 140
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_build_computes_the_equations(name: str) -> None:
     node = FORMS[name]

@@ -104,6 +104,7 @@ def assert_close(got: Any, wanted: Any) -> None:
     np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), rtol=rtol, atol=atol)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 def test_random_forms_agree_with_the_reference(mode: str, coordinates: str) -> None:
@@ -144,6 +145,7 @@ def test_the_forms_of_most_networks_are_right(
     assert_close(machine["main"](tvm.runtime.tensor(drawn.data())).numpy(), wanted)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 def test_kernels_of_non_integral_sizes(mode: str) -> None:
     """Scaled by 1.4 and 2.3: through kernels of ours, in one dimension and in two."""

@@ -172,6 +172,7 @@ def _forest(
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("aggregate", ["SUM", "AVERAGE", "MIN", "MAX"])
 @pytest.mark.parametrize("mode", ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GT", "BRANCH_GTE"])
 def test_trees_of_numbers(aggregate: str, mode: str) -> None:
@@ -199,7 +200,7 @@ def test_trees_follow_missing_values() -> None:
     _assert_same(_node("TreeEnsembleRegressor", "x", "y", n_targets=1, **trees), x)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX"])
 @pytest.mark.parametrize("positive", [True, False])
 def test_trees_of_classes(transform: str, positive: bool) -> None:

@@ -14,14 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.support.operator_types.definitions import transposed_convolution, wrapped
 from tests.support.small_models import onnx_model
-from tests.unit.relay_passes.onnx.single_nodes import (
-    assert_same,
-    built,
-    check_rewriting,
-    cleaned,
-    floats,
-    model_of,
-)
+from tests.unit.relay_passes.onnx.single_nodes import assert_same, built, check_rewriting, cleaned, floats, model_of
 from tvm_ext import relay
 from tvm_ext.errors import IndexRangeError, ModelError
 from tvm_ext.relay_passes.onnx.operators import tables
@@ -64,6 +57,7 @@ def test_an_output_shape_beyond_the_last_element_is_padded_with_the_bias() -> No
     np.testing.assert_allclose(y[0, :, 9, :], np.broadcast_to(inputs["b"][:, None], (2, 8)), rtol=1e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("pads", [[0, 0, 0, 0], [0, 1, 1, 3]])
 @pytest.mark.parametrize("auto_pad", ["NOTSET", "SAME_LOWER"])
 def test_output_padding_of_a_stride_or_more_adds_elements_and_zeros(pads: list[int], auto_pad: str) -> None:
@@ -121,6 +115,7 @@ def test_wrapped_pads_lie_on_the_torus_of_the_whole_tensor(pads: list[int]) -> N
     assert y.tolist() == wrapped([x, constants["pads"]])[0].tolist()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("axis", [0, -1])
 @pytest.mark.parametrize("pads", [[3, 2], [1, 9], [6, 0]])
 def test_reflections_go_back_and_forth(pads: list[int], axis: int) -> None:
@@ -179,6 +174,7 @@ def test_swish_of_halves_is_rounded_once(alpha: float) -> None:
     assert (np.abs(got - wanted) <= 0.51 * np.spacing(np.abs(wanted).astype(np.float16))).all()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("size", [1, 2, 3, 9])
 def test_local_response_normalization_of_doubles(size: int) -> None:
     """An even window has one channel more behind than before."""
@@ -205,6 +201,7 @@ def test_expand_broadcasts_both_ways_at_run_time(shape: list[int]) -> None:
     assert_same(built(model, inputs), [x * np.ones(shape, x.dtype)])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("shape", [[4, 3, 2], [5], [0], [2, 0]])
 @pytest.mark.parametrize("value", [None, np.float64([2.5]), np.int32([-7])])
 def test_a_constant_of_a_shape_of_run_time(shape: list[int], value: Any) -> None:
@@ -223,6 +220,7 @@ def test_the_mask_of_dropout_is_boolean() -> None:
     np.testing.assert_array_equal(got[0], x)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint32, np.int32, np.int64])
 @pytest.mark.parametrize("direction", ["LEFT", "RIGHT"])
 def test_shifts_by_the_width_and_more(dtype: Any, direction: str) -> None:

@@ -67,6 +67,7 @@ def check_lengths(node: RecurrentNode, seed: int = 0, **settings: Any) -> None:
         assert_close(run(library, {key: given[key] for key in names}), expected(now, given))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", FORMS)
 def test_one_library_runs_any_length(name: str) -> None:
     check_lengths(FORMS[name])

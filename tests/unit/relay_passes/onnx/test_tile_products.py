@@ -24,6 +24,7 @@ def options(monkeypatch: pytest.MonkeyPatch) -> Any:
     assert ran["tilerelease"] > 0
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("depth", [64, 100, 268])
 def test_products_of_any_depth(depth: int, options: dict[str, Any]) -> None:
     """100 and 268 bytes are no even rows of tiles: they are padded to 104 and 280."""

@@ -60,6 +60,7 @@ def _networks() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     }  # fmt: skip
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", ["convolution", "lstm", "gru", "attention"])
 def test_networks_agree_with_torch(name: str) -> None:
     module, values = _networks()[name]

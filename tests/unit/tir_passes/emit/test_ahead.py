@@ -152,7 +152,7 @@ def test_each_line_of_the_next_tile_is_asked_for(taps: int, stride: int) -> None
     assert offsets_of(kernel.body) >= expected
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(("taps", "stride"), [(1, 1), (1, 2), (5, 1), (3, 2)])
 def test_questions_about_the_next_tile_change_no_number(

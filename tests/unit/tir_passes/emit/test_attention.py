@@ -71,6 +71,7 @@ def check(seed: int, device: DeviceSpec | None = None) -> None:
     assert relative_error(kernel_output(work, arrays, device), expected(work, arrays)) < ALLOWED[work.output.dtype]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_attentions_are_what_numpy_says(seed: int) -> None:
     check(seed)
@@ -82,7 +83,7 @@ def test_more_random_attentions_are_what_numpy_says(seed: int) -> None:
     check(seed, device_db.lookup("cpu-cascade-lake-avx2") if seed % 2 else None)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("row", ["cpu-epyc-zen5", "cpu-cascade-lake-avx2"])
 def test_random_attentions_in_bfloat16(row: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +95,7 @@ def test_random_attentions_in_bfloat16(row: str, seed: int, monkeypatch: pytest.
     assert relative_error(found, expected(work, arrays)) < NARROW
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("queries", "keys", "features", "copies"),
     [(19, 33, 7, "block"), (70, 130, 16, "shared"), (33, 301, 24, "block"), (16, 55, 17, "shared")],
@@ -134,6 +135,7 @@ def test_workspaces_are_written_within_their_bounds() -> None:
     assert relative_error(found, expected(work, arrays)) < ALLOWED["float32"]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("queries", "keys", "features"), [(70, 130, 16), (1, 90, 32), (5, 1, 16)])
 def test_blocks_of_queries_and_keys_and_their_remainders(queries: int, keys: int, features: int) -> None:
     work = attention(2, queries, keys, features)
@@ -222,6 +224,7 @@ def test_heads_of_keys_that_several_heads_of_queries_share() -> None:
     assert relative_error(kernel_output(work, arrays), expected(work, arrays)) < ALLOWED["float32"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("copies", "dtype"), [("values", "float32"), ("block", "float16"), ("shared", "float32"), ("shared", "float16")]
 )

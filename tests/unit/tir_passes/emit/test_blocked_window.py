@@ -42,7 +42,7 @@ def check_blocked_depthwise(rng, size, kernel, *, channels=16, batch=1, block=8,
     return choice
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("size", "kernel", "how"),
     [
@@ -70,7 +70,7 @@ def test_depthwise_of_blocks_on_other_registers(channels, batch, block, device, 
     check_blocked_depthwise(rng, (11, 19), (3, 3), channels=channels, batch=batch, block=block, device=device, **how)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("counts_padding", [False, True])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (2, 2, 0), (5, 3, 2)])
 def test_poolings_of_blocks(kernel, stride, padding, counts_padding, rng):

@@ -62,6 +62,7 @@ def check(case: CellCase, device: DeviceSpec = WIDE) -> KernelChoice:
 
 
 # --- numbers -------------------------------------------------------------------------------------------------------
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("case", "device"),
     [

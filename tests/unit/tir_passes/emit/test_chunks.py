@@ -30,6 +30,7 @@ def _kernel(build: Any, device: Any, *shapes: tuple[int, ...]) -> tuple[Any, Any
     return constructed(legalised(build, *shapes), constants=(1,), device=device)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("build", "x", "w"),
     [

@@ -60,18 +60,16 @@ def check(operator: tuple[Any, Any], device: str, program: RProgram | None = Non
 # ---- numbers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", [AMPERE, VOLTA])
 @pytest.mark.parametrize(("ta", "tb"), [(False, False), (False, True), (True, False), (True, True)])
 def test_every_transposition_of_a_matmul(device: str, ta: bool, tb: bool) -> None:
     check(matmul(96, 160, 128, ta=ta, tb=tb), device)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", [AMPERE, VOLTA])
-@pytest.mark.parametrize(
-    "shape",
-    [(127, 61, 37), (17, 16, 2), (50, 30, 70), (33, 100, 64)],
-    ids=str,
-)
+@pytest.mark.parametrize("shape", [(127, 61, 37), (17, 16, 2), (50, 30, 70), (33, 100, 64)], ids=str)
 def test_shapes_that_no_tile_divides(device: str, shape: tuple[int, int, int]) -> None:
     check(matmul(*shape), device)
 
@@ -90,13 +88,14 @@ def test_bfloat16() -> None:
     check(matmul(64, 48, 80, dtype="bfloat16", tb=True), AMPERE)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", [AMPERE, TURING])
 @pytest.mark.parametrize(("ta", "tb"), [(False, True), (False, False), (True, False)])
 def test_int8_is_exact(device: str, ta: bool, tb: bool) -> None:
     check(matmul(50, 96, 160, dtype="int8", out="int32", ta=ta, tb=tb), device)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("device", [AMPERE, VOLTA])
 @pytest.mark.parametrize(
     "shape",
@@ -117,6 +116,7 @@ def test_convolutions_with_padding_bias_and_relu(device: str, shape: Conv) -> No
     check(conv2d(shape), device)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", [AMPERE, VOLTA])
 @pytest.mark.parametrize("columns", [64, 63], ids=["vectors", "scalars"])
 def test_epilogue_runs_on_the_accumulators(device: str, columns: int) -> None:
@@ -204,7 +204,7 @@ def test_aligned_kernel_is_free_of_conflicts_and_predicates() -> None:
     assert " ? " not in loop
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("shape", [(256, 256, 16), (256, 256, 32), (256, 256, 64), (192, 80, 96)], ids=str)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_no_tile_has_bank_conflicts(shape: tuple[int, int, int], transposed: bool) -> None:
@@ -213,7 +213,7 @@ def test_no_tile_has_bank_conflicts(shape: tuple[int, int, int], transposed: boo
         assert check(operator, AMPERE, program).bank_conflicts == 0
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("columns", [80, 96, 112, 160])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_padded_tiles_of_any_width_have_no_bank_conflicts(columns: int, transposed: bool) -> None:
@@ -223,6 +223,7 @@ def test_padded_tiles_of_any_width_have_no_bank_conflicts(columns: int, transpos
         assert check(operator, VOLTA, program).bank_conflicts == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", [AMPERE, VOLTA])
 @pytest.mark.parametrize("wide", [False, True])
 def test_functions_without_vector_form_are_computed_lane_by_lane_and_stored_by_vectors(device: str, wide: bool) -> None:
@@ -335,7 +336,7 @@ def test_what_is_no_product_is_refused() -> None:
 # ---- the CUDA compiler ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=5)
 @needs_nvcc
 @pytest.mark.parametrize(
     ("operator", "device", "arch"),

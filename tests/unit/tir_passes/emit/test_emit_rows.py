@@ -32,7 +32,7 @@ def built_script(build, *shapes, dtype="float32"):
     return constructed(legalised(build, *shapes, dtype=dtype))[0].script()
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "min", "prod"])
 def test_rows_of_any_length_are_reduced(name, length, rng):
@@ -43,7 +43,7 @@ def test_rows_of_any_length_are_reduced(name, length, rng):
     assert relative_error(run(kernel, choice, [x], (13,), "float32"), expected) < 4e-6
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_half_precision_rows_are_summed_in_float32(length, rng):
     x = rng.uniform(0.5, 1.5, (5, length)).astype("f2")
@@ -63,7 +63,7 @@ def test_leading_middle_and_last_axes(shape, axes, rng):
 
 
 # --- softmax -------------------------------------------------------------------------------------------------------
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=9)
 @pytest.mark.parametrize("length", [*LENGTHS, 5003])
 @pytest.mark.parametrize("log", [False, True])
 def test_softmax_of_any_length(length, log, rng):
@@ -75,7 +75,7 @@ def test_softmax_of_any_length(length, log, rng):
     assert np.abs(run(kernel, choice, [x], x.shape, "float32") - expected).max() < (2e-5 if log else 1e-6)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=13)
 @pytest.mark.parametrize("rows", [(12, 16), (7, 9), (5, 7), (1, 2)])  # turns of four, three, one and two rows
 @pytest.mark.parametrize("length", [4, 5, 13, 16, 20, 49, 79])
 @pytest.mark.parametrize("log", [False, True])
@@ -152,7 +152,7 @@ def test_a_root_of_something_plus_epsilon_is_inverted_once_per_row(rng):
 
 
 # --- normalisation -------------------------------------------------------------------------------------------------
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=9)
 @pytest.mark.parametrize(("length", "offset"), [*((n, 0) for n in LENGTHS), *((n, 300) for n in LENGTHS if n > 2)])
 def test_layer_norm_of_any_length(length, offset, rng):
     x = (rng.standard_normal((6, length)) + offset).astype("f4")

@@ -38,7 +38,7 @@ from tvm_ext.devices import device_db
 from tvm_ext.toolchains.cuda_toolchain import find_nvcc
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_kernels_have_no_race_no_stray_access_and_the_right_values(name):
     result = verified(OPERATORS[name])
@@ -146,7 +146,7 @@ def test_half_precision_is_accumulated_in_single():
 
 
 # --- other rungs of the ladder -------------------------------------------------------------------------------------
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=3)
 @pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=f"{opencl_cpu.why_not()}")
 @pytest.mark.parametrize("name", ["primes", "a single row", "3x3 stride 2", "groups", "depthwise", "batch"])
 def test_opencl_runs_the_same_kernels(name):

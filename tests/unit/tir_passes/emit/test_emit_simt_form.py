@@ -137,7 +137,7 @@ def _loops(func: Any) -> dict[str, int]:
     return found
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_the_plan_says_what_the_kernel_launches(name):
     func, kernel = kernel_of(OPERATORS[name].func)

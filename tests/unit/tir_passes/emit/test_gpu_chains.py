@@ -56,6 +56,7 @@ def check(case: Products, device: str, residence: str | None = None) -> Any:
 # ---- numbers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("residence", ["registers", "shared memory"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_matrix_units_keep_values_in_registers_or_in_shared_memory(residence: str, dtype: str) -> None:
@@ -64,12 +65,14 @@ def test_matrix_units_keep_values_in_registers_or_in_shared_memory(residence: st
     assert counters.mma_count > 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("residence", ["registers", "shared memory"])
 @pytest.mark.parametrize("sizes", [(37, 21, 45), (16, 16, 16), (8, 100, 3, 17)], ids=str)
 def test_matrix_units_and_sizes_that_no_fragment_divides(residence: str, sizes: tuple[int, ...]) -> None:
     check(chain(45, *sizes), AMPERE, residence)
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("device", [VOLTA, TURING])
 @pytest.mark.parametrize("sizes", [(64, 48, 32), (37, 21, 45), (8, 100, 3, 17)], ids=str)
 def test_wmma_keeps_values_in_shared_memory(device: str, sizes: tuple[int, ...]) -> None:
@@ -77,6 +80,7 @@ def test_wmma_keeps_values_in_shared_memory(device: str, sizes: tuple[int, ...])
     assert counters.mma_count > 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", [VOLTA, AMD])
 @pytest.mark.parametrize("sizes", [(16, 32, 16), (37, 21, 45), (5, 1, 4)], ids=str)
 def test_vector_units(device: str, sizes: tuple[int, ...]) -> None:
@@ -88,6 +92,7 @@ def test_halves_on_vector_units_are_computed_in_floats() -> None:
     check(chain(70, 5, 1, 4), AMPERE)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_epilogues(epilogue: str, dtype: str) -> None:

@@ -150,17 +150,14 @@ CASES: dict[str, tuple[Callable[[], tuple[te.Tensor, ...]], Callable[..., np.nda
     "reshape": (_reshape, lambda x: x.reshape(23, 11)),
     "power": (_power, lambda x: np.abs(x) ** 1.5),
 }
-DEVICES = {
-    "whole": IPU,
-    "rounds": small(7, 256),
-}
+DEVICES = {"whole": IPU, "rounds": small(7, 256)}
 
 
 def is_close(found: np.ndarray, wanted: np.ndarray) -> bool:
     return bool(np.linalg.norm(found - wanted) <= 1e-6 * np.linalg.norm(wanted))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("case", "device"),
     [

@@ -64,6 +64,7 @@ def test_a_choice_that_leaves_a_comparison_is_cut_again() -> None:
     assert "12" in str(parts[2].value)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
 @pytest.mark.parametrize(("widths", "ends"), [((2, 5), (0, 2)), ((3, 4, 9), (2, 8)), ((6, 1), (5, 6))])
 def test_padded_concatenations(mode: str, widths: tuple[int, ...], ends: tuple[int, int]) -> None:

@@ -40,6 +40,7 @@ def layer_norm(x, gamma, beta):
 
 
 # --- element by element ---------------------------------------------------------------------------------------------
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", NUMPY)
 @pytest.mark.parametrize("shape", [(1,), (7,), (3, 1001), (64, 64, 4), (5, 7, 11)])
 def test_element_wise_of_any_size(shape, dtype, rng):
@@ -93,6 +94,7 @@ def test_embedding_rows_are_read_in_vectors(rng):
 
 
 # --- transposition --------------------------------------------------------------------------------------------------
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", NUMPY)
 @pytest.mark.parametrize(
     ("shape", "axes"),
@@ -115,6 +117,7 @@ def test_tiles_of_a_device_with_small_blocks(rng):
 
 
 # --- reductions -----------------------------------------------------------------------------------------------------
+@pytest.mark.sampled
 @pytest.mark.parametrize("axes", [[0], [1], [2], [0, 1], [1, 2], [0, 2], [0, 1, 2]])
 @pytest.mark.parametrize("shape", [(5, 7, 33), (1, 49, 3), (70, 16, 64)])
 def test_reductions_over_any_axes(shape, axes, rng):
@@ -123,6 +126,7 @@ def test_reductions_over_any_axes(shape, axes, rng):
     check(func, [x], wide(x).mean(tuple(axes)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["sum", "max", "min", "prod"])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_rows_of_any_length_are_reduced(name, length, rng):
@@ -173,6 +177,7 @@ def test_an_initial_value_counts_once(rng):
 
 
 # --- softmax and normalisation --------------------------------------------------------------------------------------
+@pytest.mark.sampled
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_softmax_of_any_length(length, log, rng):
@@ -182,6 +187,7 @@ def test_softmax_of_any_length(length, log, rng):
     assert launch_count(kernel) == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", NUMPY)
 @pytest.mark.parametrize("axis", [1, -1])
 def test_softmax_reads_its_input_once(axis, dtype, rng):
@@ -214,6 +220,7 @@ def test_masked_rows_of_softmax(rng):
     check(legalised(op.nn.softmax, x.shape), [x], softmax(wide(x)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("length", [7, 64, 768, 1001])
 def test_layer_norm_is_one_launch(length, dtype, rng):
@@ -305,6 +312,7 @@ def pooled(x, size, stride, pad, *, of_maximum):
     return result
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("of_maximum", [False, True])
 @pytest.mark.parametrize(
@@ -364,7 +372,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", CASES)
 def test_opencl_gives_what_the_interpreter_gives(name, rng):
     """The same computations without shuffles: what CUDA does with them, OpenCL does with a tree in shared memory."""

@@ -30,7 +30,7 @@ def transposed(*axes):
     return lambda x: op.permute_dims(x, axes)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize(
     "shape", [(16, 16), (77, 133), (4, 100), (33, 5), (16, 1001), (256, 48), (17, 31), (2048, 20), (1024, 77)]
 )
@@ -51,6 +51,7 @@ def test_any_order_of_axes(axes, rng):
     np.testing.assert_array_equal(run(kernel, choice, [x], expected.shape, "float32"), expected)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_is_fused_reads_along_and_across(device, rng):
     """A column, a row, a matrix that lies as the result does, and the turned matrix twice."""

@@ -60,7 +60,7 @@ def check_depthwise(rng, size, kernel, *, channels=3, batch=1, multiplier=1, dev
     return choice
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("width", [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19, 23, 29, 31, 32, 33])
 def test_depthwise_of_any_width(width, rng):
     check_depthwise(rng, (5, width), (3, 3), padding=(1, 1, 1, 1))
@@ -75,7 +75,7 @@ def test_depthwise_with_strides_and_dilation(stride, dilation, kernel, rng):
     check_depthwise(rng, (19, 41), kernel, batch=2, **how)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize(
     "padding", [(0, 0, 0, 0), (3, 0, 0, 0), (0, 3, 0, 0), (0, 0, 3, 0), (0, 0, 0, 3), (9, 20, 1, 18)]
 )
@@ -84,7 +84,7 @@ def test_asymmetric_padding(padding, strides, rng):
     check_depthwise(rng, (13, 21), (3, 5), padding=padding, strides=strides)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize(
     ("size", "kernel", "how"),
     [
@@ -157,7 +157,7 @@ def test_vectors_overrun_rows_only_where_the_epilogue_has_elements_there(epilogu
     assert may_overrun(group.window, group.epilogue) == allowed
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("width", [5, 7, 11, 14, 16, 21, 33, 42])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
 def test_nothing_outside_the_output_is_written(width, strides, rng):
@@ -219,7 +219,7 @@ POOLS = [
 ]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=11)
 @pytest.mark.parametrize(("size", "kernel", "strides", "padding"), POOLS)
 @pytest.mark.parametrize("ceil_mode", [False, True])
 @pytest.mark.parametrize("include_pad", [None, False, True], ids=["max", "average", "average-with-padding"])

@@ -49,6 +49,7 @@ def expected(name: str, dtype: str) -> Any:
 
 
 @needs_opencl
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_opencl_computes_what_the_expressions_say(dtype: str) -> None:
     found, values = kernels(dtype), operands(dtype)
@@ -59,6 +60,7 @@ def test_opencl_computes_what_the_expressions_say(dtype: str) -> None:
         assert_same(name, device.read(buffers[2], values[0].shape, dtype), expected(name, dtype))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_cuda_kernels_as_lowered_compute_what_the_expressions_say(dtype: str) -> None:
     x, y = operands(dtype)
@@ -173,6 +175,7 @@ def model_of(nodes: list[Any], shape: tuple[int, ...]) -> Any:
 
 
 @needs_opencl
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_operators_of_special_values(name: str) -> None:
     nodes, reference = GRAPHS[name]

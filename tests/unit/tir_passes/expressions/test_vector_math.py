@@ -55,7 +55,7 @@ CASES = {
 ULPS = {"erf": 6, "tanh": 6}
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("device", [cpu(), NARROW], ids=["here", "narrow"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_value_is_within_a_few_units_in_the_last_place(name, device, rng):
@@ -71,7 +71,7 @@ def test_every_value_is_within_a_few_units_in_the_last_place(name, device, rng):
     assert np.max(np.abs(actual - expected) / spacing) <= ULPS.get(name, 4)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("device", [cpu(), NARROW], ids=["here", "narrow"])
 @pytest.mark.parametrize("name", CASES)
 def test_infinities_zeros_and_nan(name, device):
@@ -95,6 +95,7 @@ def test_exp_up_to_0_is_never_subnormal(device, rng):
     assert np.isnan(evaluate(function, np.array([np.nan], "f4"), device)).all()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", ["sin", "cos", "tan"])
 def test_angles_of_any_size_are_turned_exactly(name, rng):
     """16367173 * 2^72 is the float32 nearest to a multiple of pi / 2 (Muller, Elementary Functions)."""
@@ -145,6 +146,7 @@ def test_what_is_masked_costs_no_subnormal_arithmetic(device, values, underflows
     np.testing.assert_allclose(result.numpy(), np.exp(masked.astype("f8")), atol=2.0**-149)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["tanh", "sinh", "cosh"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_functions_that_stay_calls_are_the_c_librarys_in_vector_loops_too(name, dtype):

@@ -57,7 +57,7 @@ def unique(x: np.ndarray, results: int) -> list[str]:
     return [f"{item.name}: {item.choice.reason}" for item in library.report.operators]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize("results", [1, 2, 3, 4])
 @pytest.mark.parametrize(
     "x",

@@ -56,7 +56,7 @@ def error(got: Any, wanted: Any) -> float:
     return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("seed", range(3))
 def test_products_of_random_shapes(row: str, seed: int) -> None:
@@ -71,6 +71,7 @@ def test_products_of_random_shapes(row: str, seed: int) -> None:
     assert error(got, x.astype("float64") @ weights) < 3e-2
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("zeros", [False, True])
 def test_the_bias_is_added_where_sums_are_stored(zeros: bool) -> None:
     """The last panel has fewer columns than the others."""

@@ -52,6 +52,7 @@ def test_shapes(shape: tuple[int, ...], k: int, axis: int, largest: bool) -> Non
     assert how == f"the first {k} of {shape[axis]} in a heap, {x.size // shape[axis]} rows"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize(("shape", "k", "axis"), [((1500,), 1500, 0), ((2, 3000), 900, 1), ((4000, 3), 1700, 0)])
 def test_many_are_sorted_by_bytes(shape: tuple[int, ...], k: int, axis: int, largest: bool) -> None:
@@ -60,7 +61,7 @@ def test_many_are_sorted_by_bytes(shape: tuple[int, ...], k: int, axis: int, lar
     assert how == f"the first {k} of {shape[axis]} sorted by bytes, {x.size // shape[axis]} rows"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("dtype", sorted(SORTED - {"bool"}))
 def test_types_with_ties(dtype: str) -> None:
     draw = np.random.default_rng(1)

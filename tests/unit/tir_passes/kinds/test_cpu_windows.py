@@ -64,6 +64,7 @@ def candidates_of(func: Any, device: DeviceSpec) -> Sequence[tuple[WindowTile, f
     return part_of(func, device).candidates().found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_candidate_is_a_layout_of_its_own(name: str, device: str) -> None:

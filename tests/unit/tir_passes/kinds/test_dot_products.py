@@ -81,6 +81,7 @@ def test_weights_of_a_run_that_lie_by_groups_are_exact(row: str) -> None:
     assert "reinterpret" in str(kernel.script())
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("k", range(1, 10))
 def test_short_reductions_are_exact(k: int) -> None:
     """Those that are no whole groups are plain arithmetic."""

@@ -26,6 +26,7 @@ def _models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_models")
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("m", "k", "n"), [(2, 16, 4), (3, 24, 9), (7, 64, 33), (33, 40, 20)])
 def test_products_of_bytes_are_exact(m: int, k: int, n: int) -> None:
     """Odd last rows, and lanes that fill no register."""
@@ -87,6 +88,7 @@ def test_the_epilogue_reads_sums_by_rows() -> None:
 
 
 @pytest.mark.usefixtures("_models")
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("blocked_output", [True, False])
 def test_convolutions_of_one_tap_copy_pairs_of_blocks(blocked_output: bool) -> None:
     """Channels in blocks of four: a row of eight bytes is two blocks of a pixel."""

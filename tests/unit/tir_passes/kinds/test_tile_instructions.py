@@ -38,6 +38,7 @@ def result_of(kernel: PrimFunc, choice: Any, x: Any, w: Any) -> Any:
     return run(emulated(kernel), choice, [x, w], (x.shape[0], w.shape[1]), "int32")
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("seed", range(6))
 def test_products_of_random_shapes_are_exact(seed: int) -> None:
     """Rows, lanes and depth with smaller last tiles; the last seeds' reductions go in chunks."""
@@ -49,6 +50,7 @@ def test_products_of_random_shapes_are_exact(seed: int) -> None:
     assert (result_of(kernel, choice, x, w) == x.astype("int64") @ w.astype("int64")).all()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("m", "k", "n", "tile"),
     [
@@ -85,7 +87,7 @@ def test_other_rows_have_no_tiles() -> None:
         assert not tile_calls(kernel)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("taps", "channels", "strides"),
     [

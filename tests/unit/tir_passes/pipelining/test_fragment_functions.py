@@ -48,6 +48,7 @@ def levels(plan: PipelinePlan) -> dict[str, int]:
 BOTH_LEVELS = {"A_shared": 0, "B_shared": 0, "A_fragment": 1, "B_fragment": 1}
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("name", "to", "turned", "device"),
     [
@@ -127,6 +128,7 @@ def test_without_asynchronous_copies_it_stays_with_the_store() -> None:
 
 
 @needs_nvcc
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("device", "architecture"), [(A100, "sm_80"), (H200, "sm_90")])
 def test_the_compiler_takes_them_without_spills(device: str, architecture: str) -> None:
     kernel, plan = built(applied_product(1024, 1024, 1024, FUNCTIONS["relu"][0], "ab"), device)

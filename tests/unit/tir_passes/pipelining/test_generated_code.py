@@ -114,6 +114,7 @@ def test_fewer_lines_than_stock_pipelining() -> None:
 
 
 @needs_nvcc
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_no_more_registers_than_stock_pipelining_and_no_spills(architecture: str) -> None:
     ours, stock = _use(_source(architecture), architecture), _use(_stock_source(architecture), architecture)
@@ -150,7 +151,7 @@ def test_nothing_is_loaded_twice() -> None:
     assert sectors(THREE_BY_TWO) == sectors(Wanted(mode="none", always=False))
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=3)
 @needs_nvcc
 @pytest.mark.parametrize("name", ["matmul_odd_steps", "matmul_dynamic_2_steps", "matmul_zero_filled", "two_products"])
 @pytest.mark.parametrize(("device", "architecture"), [(A100, "sm_80"), (T4, "sm_75")])

@@ -100,7 +100,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", LEGAL)
 def test_pipelines_by_bulk_copies_are_right(name: str) -> None:
     function, plan = pipelined(name)
@@ -264,6 +264,7 @@ def test_every_harmful_mistake_is_caught(name: str) -> None:
     assert tried >= 40
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("change", "kinds"),
     [

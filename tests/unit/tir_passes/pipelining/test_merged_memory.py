@@ -77,7 +77,7 @@ TYPES = [("float32", 1), ("float32", 4), ("float16", 2), ("float16", 8), ("int8"
 PAIRS = list(product(TYPES[1::2], TYPES))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(("first", "second"), PAIRS, ids=str)
 def test_copies_land_where_loads_read(first: tuple[str, int], second: tuple[str, int]) -> None:
     function, plan = pipelined(two_tiles(first, second, "shared.dyn"))
@@ -86,6 +86,7 @@ def test_copies_land_where_loads_read(first: tuple[str, int], second: tuple[str,
     assert result.ok, result
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("first", "second"), PAIRS[::2], ids=str)
 def test_the_text_names_tiles_by_their_own_type(first: tuple[str, int], second: tuple[str, int]) -> None:
     """The pointer's type, by which the text scales a copy's offset, is the tile's, and so is the place it names."""

@@ -28,7 +28,7 @@ no_opencl = why_not()
 needs_opencl = pytest.mark.skipif(no_opencl is not None, reason=str(no_opencl))
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(("name", "device"), PAIRS)
 def test_every_case_is_right(name: str, device: str) -> None:
     for wanted in STAGES:
@@ -55,7 +55,7 @@ def test_on_llvm_with_threads_as_loops(name: str) -> None:
     assert error_on_llvm(item) <= tolerance(item)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @needs_opencl
 @pytest.mark.parametrize("name", [name for name, kernel in CASES.items() if OPENCL in kernel.devices])
 def test_as_opencl_on_the_cpu(name: str) -> None:

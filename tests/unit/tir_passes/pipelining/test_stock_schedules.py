@@ -20,7 +20,7 @@ def _proved(name: str, device: str, wanted: Wanted) -> Pipelined:
     return item
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(("name", "device"), PAIRS)
 def test_schedules_are_right_once_they_are_pipelined(name: str, device: str) -> None:
     _proved(name, device, Wanted(shared_stages=3, register_stages=2))

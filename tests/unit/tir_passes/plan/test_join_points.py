@@ -28,6 +28,7 @@ def loop_extents(kernel):
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("axis", [1, 2, 3])
 @pytest.mark.parametrize("sizes", [(12, 20), (5, 16, 7, 9)])
 def test_what_follows_a_concatenation_is_one_computation(axis, sizes, rng):

@@ -67,6 +67,7 @@ def names(expressions: list[TensorExpr]) -> list[str]:
     return [expr.name for expr in expressions]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("expr", OPERATORS, ids=names(OPERATORS))
 def test_every_program_fits_its_layers_and_nests(expr: TensorExpr, device: str):

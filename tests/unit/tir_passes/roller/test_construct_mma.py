@@ -33,6 +33,7 @@ def half(expr: TensorExpr, dtype: str = "float16") -> TensorExpr:
 SHAPES = [(4096, 4096, 4096), (1024, 768, 768), (128, 1000, 2048), (127, 61, 37), (65536, 1024, 2), (16, 4096, 4096)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_programs_are_aligned_and_fit(device: str, shape: tuple[int, int, int]) -> None:
@@ -89,7 +90,7 @@ def matmul_product(m: int, n: int, k: int) -> TensorExpr:
 def test_tiles_grow_by_whole_fragments_along_the_better_axis(shape: tuple[int, int, int]) -> None:
     """Every tile has a smaller neighbour by one warp or is a warp; none of a square product is a line of warps only."""
     spec = device_db.lookup("a100")
-    tiles = _tiles(shape_of(half(matmul(*shape))), "float16", spec)
+    tiles = _tiles(shape_of(half(matmul(*shape))), "float16", spec, 16)
     assert len(set(tiles)) == len(tiles)
     known = {(tile.warp_rows, tile.warp_columns, tile.rows, tile.columns) for tile in tiles}
     for down, across, rows, columns in known:

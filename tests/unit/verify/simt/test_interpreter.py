@@ -21,6 +21,7 @@ from tvm_ext.verify import simt
 GOOD = {kernel.name: kernel for kernel in (*good_kernels.simt_kernels(), *tensor_core_kernels())}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", GOOD)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_good_kernels_are_right_and_not_accused(name: str, seed: int) -> None:

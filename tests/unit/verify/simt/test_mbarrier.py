@@ -270,7 +270,7 @@ PIPELINES = [
 ]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("kernel", PIPELINES, ids=str)
 def test_pipelines_are_not_accused(kernel: Matmul) -> None:
     for k in (32, 224):
@@ -289,7 +289,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("release", ["barrier", "mbarrier"])
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_pipelines_are_caught(name: str, release: str) -> None:

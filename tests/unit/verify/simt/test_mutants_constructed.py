@@ -51,6 +51,7 @@ CASES: dict[str, tuple[Callable[[], Any], Reference]] = {
 }
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", CASES)
 def test_harmful_mutants_of_constructed_kernels_are_caught(name: str) -> None:
     make, reference = CASES[name]

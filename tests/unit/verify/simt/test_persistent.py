@@ -68,6 +68,7 @@ def is_right(result: simt.SimtRun, graph: RTaskGraph = FIGURE_9) -> bool:
     return np.array_equal(result.outputs["arena"], expected(graph))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kernel", [STATIC, TICKETS], ids=["static", "tickets"])
 @pytest.mark.parametrize("how", ORDERS, ids=lambda how: f"{how.order}-{how.seed}")
 def test_a_sound_kernel_is_right_in_every_order(kernel: PersistentKernel, how: Concurrency) -> None:
@@ -111,6 +112,7 @@ STEPS = {
 }
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", STEPS)
 def test_every_broken_step_is_found_in_every_order(name: str) -> None:
     steps, kind = STEPS[name]

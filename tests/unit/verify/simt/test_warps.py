@@ -36,6 +36,7 @@ def row_sums(threads_y: int, threads_x: int) -> tuple[Any, Any]:
     return operator, schedule.mod
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("threads_y", "threads_x"), [(16, 16), (4, 64), (3, 24), (1, 96)])
 def test_stock_reductions_across_threads(target: str, threads_y: int, threads_x: int) -> None:
