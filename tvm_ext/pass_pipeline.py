@@ -125,11 +125,9 @@ def recurrent_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.tran
 
 def narrowing_passes(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
     """Narrow numbers as instructions want them, behind what makes constants: bytes; on CPUs exact floats, rounded."""
-    if device.kind != "cpu":
-        return [NarrowProducts(device)] if options.enable_roller is not False else []
     own = partial(own_time_us, target=target, device=device, options=options.updated(precision="float32"))
-    passes = [ExpandQuantised(), NarrowProducts(device), KeepHalves(device, own), *narrow_floats(device, options, own)]
-    return passes if options.enable_roller is not False else []
+    floats = [KeepHalves(device, own), *narrow_floats(device, options, own)] if device.kind == "cpu" else []
+    return [ExpandQuantised(), NarrowProducts(device), *floats] if options.enable_roller is not False else []
 
 
 def layout_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:

@@ -36,7 +36,8 @@ from tvm_ext.records.merged import MERGED, MergedKernel
 from tvm_ext.records.serialise import from_json
 
 from . import simt
-from .verification import OutputError, cpu_reference, errors_of, random_inputs_of
+from .cpu_reference import cpu_reference
+from .verification import OutputError, errors_of, random_inputs_of
 
 WHOLE_THREADS = 32_768
 """Threads of a launch up to which all of its blocks are run: a few seconds of one core."""

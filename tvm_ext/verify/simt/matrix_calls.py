@@ -9,7 +9,7 @@ import numpy as np
 
 from tvm_ext.analysis.device_code import constant_int
 from tvm_ext.devices.gpu import WARP
-from tvm_ext.ir.matrix_units.mfma import INSTRUCTIONS, QUAD, WAVE, WORDS, Instruction
+from tvm_ext.ir.matrix_units.mfma import INSTRUCTIONS, QUAD, WAVE, WORDS, MatrixInstruction
 from tvm_ext.support.arrays import Array
 
 from .compile_expr import compile_expression
@@ -301,7 +301,7 @@ def _wmma_mma(scope: Scope, call: Call) -> Run:
 
 
 # --- mfma: some elements of each fragment in each of 64 lanes -----------------------------------------------------
-def _mfma(instruction: Instruction) -> Callable[[Scope, list[Expr]], Closure]:
+def _mfma(instruction: MatrixInstruction) -> Callable[[Scope, list[Expr]], Closure]:
     """``v_mfma`` of A, B and C, then three fields that are zero; sums as `fragments.mma` rounds them."""
     side, groups = instruction.side, WAVE // instruction.side
     count = side * side // WAVE
