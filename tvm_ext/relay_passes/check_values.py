@@ -122,10 +122,10 @@ class CheckValues(CallRewriter):
 
     def _as_given(self, indices: Expr) -> Expr:
         """``x`` of the importer's ``where(x < 0, x + extent, x)``: -1 - extent would become -1, and count once more."""
-        chosen = self._bound(indices)
+        chosen = self.bound(indices)
         if operator_name(chosen) != "relax.where":
             return indices
-        is_negative, moved = (self._bound(operand) for operand in chosen.args[:2])
+        is_negative, moved = (self.bound(operand) for operand in chosen.args[:2])
         given = chosen.args[2]
         names = (operator_name(is_negative), operator_name(moved))
         reads_it = names == ("relax.less", "relax.add") and all(
@@ -138,20 +138,15 @@ class CheckValues(CallRewriter):
 
         Worked example: greedy decoding looks up, among 128 words, the one of the largest of 128 scores.
         """
-        found = self._bound(indices)
+        found = self.bound(indices)
         while operator_name(found) in _KEEPING:
-            found = self._bound(found.args[0])
+            found = self.bound(found.args[0])
         if len(extents) != 1 or operator_name(found) not in ("relax.argmax", "relax.argmin"):
             return False
         axis, shape = found.attrs.axis, static_shape(found.args[0])
         extent = None if shape is None else prod(shape) if axis is None else shape[int(axis)]
         size = known_extent(extents[0])
         return extent is not None and size is not None and 0 < extent <= size
-
-    def _bound(self, value: Expr) -> Expr:
-        """What the variable ``value`` is bound to; what is none, or a parameter, itself."""
-        bound = self.lookup_binding(value) if isinstance(value, relax.Var) else value
-        return value if bound is None else bound
 
     def _wrapped(self, indices: Expr, extents: Sequence[Expr]) -> Expr:
         """Every index modulo its extent."""

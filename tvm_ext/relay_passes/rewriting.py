@@ -59,6 +59,11 @@ class CallRewriter(PyExprMutator):  # type: ignore[misc]
     def rewritten(self, call: Call) -> Expr:
         raise NotImplementedError
 
+    def bound(self, value: Expr) -> Expr:
+        """What the variable ``value`` is bound to; what is none, or a parameter, itself."""
+        bound = self.lookup_binding(value) if isinstance(value, Var) else None
+        return value if bound is None else bound
+
 
 def call_pass(name: str) -> Callable[[type[CallRewriter]], Callable[..., Pass]]:
     """Of a `CallRewriter`, what makes the pass ``name`` by the arguments of `prepare`."""

@@ -23,7 +23,6 @@ from tvm_ext._tvm import (
     Node,
     PassContext,
     Sequential,
-    Var,
     copy_module,
     expr_mutator,
     module_pass,
@@ -127,10 +126,8 @@ class SinkTransposes(CallRewriter):
 
     def _transpose(self, operand: Expr) -> Call | None:
         """The transpose that a value is bound to, its axes given."""
-        bound = self.lookup_binding(operand) if isinstance(operand, Var) else None
-        if bound is None or not is_call_of(bound, TRANSPOSE):
-            return None
-        return bound if bound.attrs.axes is not None else None
+        bound = self.bound(operand)
+        return bound if is_call_of(bound, TRANSPOSE) and bound.attrs.axes is not None else None
 
     def _joined(self, call: Call) -> Expr:
         inner = self._transpose(call.args[0])
