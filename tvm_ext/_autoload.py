@@ -13,7 +13,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -69,32 +69,18 @@ def register_pipelines() -> None:
     """Register the Relax and TensorIR pipelines of ours; they are built when they are asked for."""
     from tvm_ext import _tvm
 
-    _tvm.register_relax_pipeline(_tvm.PIPELINE_NAME, _when_called("pass_pipeline", "relax_pipeline"))
-    makers = {
-        _tvm.PIPELINE_NAME: "tir_pipeline",
-        _tvm.CPU_PIPELINE: "cpu_pipeline",
-        _tvm.RKERNEL_PIPELINE: "rkernel_pipeline",
-        _tvm.ROCM_PIPELINE: "rocm_pipeline",
-    }
-    for name, maker in makers.items():
-        _tvm.register_tir_pipeline(name, _when_called("toolchains.tir_pipelines", maker))
+    _tvm.register_relax_pipeline(_tvm.PIPELINE_NAME, _relax_pipeline)
+    _tvm.register_tir_pipeline(_tvm.PIPELINE_NAME, _tir_pipeline)
+    _tvm.register_tir_pipeline(_tvm.CPU_PIPELINE, _cpu_pipeline)
+    _tvm.register_tir_pipeline(_tvm.RKERNEL_PIPELINE, _rkernel_pipeline)
+    _tvm.register_tir_pipeline(_tvm.ROCM_PIPELINE, _rocm_pipeline)
 
 
 def register_codegen() -> None:
     """Register what stock RunCodegen calls for regions that `PartitionCutlass` has cut out."""
     from tvm_ext import _tvm
 
-    run = _when_called("toolchains.cutlass_codegen", "run_codegen")
-    _tvm.tvm_ffi.register_global_func("relax.ext.tvm_ext.cutlass", run, override=True)
-
-
-def _when_called(module: str, function: str) -> Callable[..., Any]:
-    """``function`` of a module of ours, which is imported by the first call."""
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        return getattr(importlib.import_module(f"tvm_ext.{module}"), function)(*arguments, **options)
-
-    return call
+    _tvm.tvm_ffi.register_global_func("relax.ext.tvm_ext.cutlass", _run_codegen, override=True)
 
 
 def register_config_options() -> bool:
@@ -154,6 +140,30 @@ def register_module_aliases() -> None:
 
     if not hasattr(tvm, "__getattr__"):
         tvm.__getattr__ = _missing_tvm_attribute
+
+
+def _relax_pipeline(**options: Any) -> Any:
+    return importlib.import_module("tvm_ext.pass_pipeline").relax_pipeline(**options)
+
+
+def _run_codegen(*arguments: Any) -> Any:
+    return importlib.import_module("tvm_ext.toolchains.cutlass_codegen").run_codegen(*arguments)
+
+
+def _tir_pipeline() -> Any:
+    return importlib.import_module("tvm_ext.toolchains.tir_pipelines").tir_pipeline()
+
+
+def _cpu_pipeline() -> Any:
+    return importlib.import_module("tvm_ext.toolchains.tir_pipelines").cpu_pipeline()
+
+
+def _rkernel_pipeline() -> Any:
+    return importlib.import_module("tvm_ext.toolchains.tir_pipelines").rkernel_pipeline()
+
+
+def _rocm_pipeline() -> Any:
+    return importlib.import_module("tvm_ext.toolchains.tir_pipelines").rocm_pipeline()
 
 
 def _missing_tvm_attribute(name: str) -> Any:
