@@ -311,8 +311,8 @@ def _mfma(instruction: MatrixInstruction) -> Callable[[Scope, list[Expr]], Closu
 
     def lanes_of(matrix: Array) -> Array:
         """(wave, row, column) as a lane has it: (lanes, quads of rows)."""
-        parted: Array = matrix.reshape(-1, count // QUAD, groups, QUAD, side).transpose(0, 2, 4, 1, 3)
-        return parted.reshape(-1, count)
+        quads = matrix.reshape(-1, count // QUAD, groups, QUAD, side).transpose(0, 2, 4, 1, 3)
+        return np.asarray(quads.reshape(-1, count))
 
     def make(scope: Scope, arguments: list[Expr]) -> Closure:
         parts = [compile_expression(scope, argument) for argument in arguments[:3]]
