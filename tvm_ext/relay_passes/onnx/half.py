@@ -73,7 +73,8 @@ def _float_constant(node: onnx.NodeProto) -> TensorProto | None:
     """The value of a Constant of float32, in whichever of its attributes it is."""
     (attribute,) = node.attribute
     if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
-        return copied(attribute.t)
+        value: TensorProto = copied(attribute.t)
+        return value
     if attribute.name in ("value_float", "value_floats"):
         numbers = attribute.f if attribute.name == "value_float" else list(attribute.floats)
         return numpy_helper.from_array(np.array(numbers, np.float32))
