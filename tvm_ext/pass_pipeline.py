@@ -126,8 +126,9 @@ def recurrent_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.tran
 def narrowing_passes(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
     """Narrow numbers as instructions want them, behind what makes constants: bytes; on CPUs exact floats, rounded."""
     own = partial(own_time_us, target=target, device=device, options=options.updated(precision="float32"))
-    floats = [KeepHalves(device, own), *narrow_floats(device, options, own)] if device.kind == "cpu" else []
-    return [ExpandQuantised(), NarrowProducts(device), *floats] if options.enable_roller is not False else []
+    halves = [KeepHalves(device, own)] if device.kind == "cpu" else []
+    passes = [ExpandQuantised(), NarrowProducts(device), *halves, *narrow_floats(device, options, own)]
+    return passes if options.enable_roller is not False else []
 
 
 def layout_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
@@ -217,8 +218,7 @@ def attention_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.tran
 def fusion_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
     """Several fused operators become one, whose intermediate values stay close to the core (Bolt, §3.1).
 
-    Behind `operator_passes`: each operator has its epilogue by then, and channels lie in the blocks that kernels will
-    read. Nothing for stock TVM's schedules, which would run such an operator piece by piece.
+    Behind `operator_passes`, which give operators epilogues and blocks. Nothing for stock TVM, which would run pieces.
     """
     mode = options.enable_persistent_fusion
     if options.enable_roller is False:
