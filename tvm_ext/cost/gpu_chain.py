@@ -117,6 +117,7 @@ class ChainTile:
     products: tuple[ProductTile, ...]
     registers: int
     shared_bytes: int
+    lanes: int = WARP
 
     @property
     def use(self) -> BlockUse:
@@ -124,7 +125,7 @@ class ChainTile:
 
     @property
     def warps(self) -> int:
-        return self.threads // WARP
+        return self.threads // self.lanes
 
     def warp_rows(self, position: int) -> int:
         """Rows of a warp's tile of the product at ``position``, on matrix units."""
@@ -253,6 +254,6 @@ def _peak(dtype: str, units: ChainUnits) -> str:
     return f"{dtype}_tensor" if units == "matrix units" else "float32"
 
 
-def padded(extent: int) -> int:
+def padded(extent: int, fragment: int = FRAGMENT) -> int:
     """``extent`` in whole fragments."""
-    return ceil_div(extent, FRAGMENT) * FRAGMENT
+    return ceil_div(extent, fragment) * fragment

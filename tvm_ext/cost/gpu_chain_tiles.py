@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from tvm_ext.analysis.gemm_form import reduction_step, uses_mfma, uses_mma_sync, uses_wmma
 from tvm_ext.devices.capabilities import MATRIX_UNITS_SINCE, MMA_SYNC_SINCE, has
 from tvm_ext.devices.gpu import (
     CHUNKS_OF_ALL_BANKS,
@@ -63,8 +64,10 @@ class ChainTiles:
 
 def construct_chain(chain: ProductChain, device: DeviceSpec, units: ChainUnits) -> ChainTiles:
     """All tiles of ``chain`` for ``units`` of ``device`` that fit its registers and shared memory."""
-    if units == "matrix units" and not has(device, MATRIX_UNITS_SINCE):
+    if units == "matrix units" and not (uses_mfma(device) or has(device, MATRIX_UNITS_SINCE)):
         return ChainTiles(ranked=(), refusal=f"{device.name} has no matrix units")
+    if units == "matrix units" and uses_mfma(device) and chain.dtype != "float16":
+        return ChainTiles(ranked=(), refusal=f"chains of {chain.dtype} have no kernel for AMD's matrix cores")
     found, lacking = [], []
     tiles = _mma_tiles(chain, device) if units == "matrix units" else _simt_tiles(chain, device)
     for tile in dict.fromkeys(tiles):
@@ -115,7 +118,7 @@ def declared_shared(tile: ChainTile, device: DeviceSpec) -> bool:
 
 def staging_bytes(tile: ChainTile, device: DeviceSpec) -> int:
     """Of a tile's shared memory, what is wmma's floats."""
-    wmma = tile.units == "matrix units" and not has(device, MMA_SYNC_SINCE)
+    wmma = tile.units == "matrix units" and uses_wmma(device)
     return tile.warps * STAGING_BYTES if wmma else 0
 
 
@@ -123,19 +126,21 @@ def staging_bytes(tile: ChainTile, device: DeviceSpec) -> int:
 
 
 def _mma_tiles(chain: ProductChain, device: DeviceSpec) -> Iterator[ChainTile]:
-    """Before sm_80 accumulators are opaque (wmma): values stay in shared memory alone."""
-    columns = [padded(product.columns) for product in chain.products]
-    wmma = not has(device, MMA_SYNC_SINCE)
-    residences: tuple[Residence, ...] = ("shared memory",) if wmma else ("registers", "shared memory")
+    """Wmma's accumulators are opaque, and mfma's are in other lanes than its factors: values stay in shared memory."""
+    step = reduction_step("float16", device)
+    columns = [padded(product.columns, step) for product in chain.products]
+    wmma, registers = uses_wmma(device), uses_mma_sync(device)
+    residences: tuple[Residence, ...] = ("registers", "shared memory") if registers else ("shared memory",)
     for warps in WARPS:
         for rows in ROWS:
             for residence in residences:
                 across = _warps_across(columns, rows, warps, residence)
                 if across is None:
                     continue
-                for depth in _depths(chain):
+                for depth in _depths(chain, step):
                     for whole in (True, False):
-                        tile = _mma_tile(chain, columns, rows, warps, across, depth, residence, whole=whole)
+                        lanes = device.teu_lanes
+                        tile = _mma_tile(chain, columns, rows, warps, across, depth, residence, lanes, whole=whole)
                         yield _by_wmma(tile, chain) if wmma else tile
 
 
@@ -162,11 +167,11 @@ def _warps_across(columns: Sequence[int], rows: int, warps: int, residence: Resi
     return found
 
 
-def _depths(chain: ProductChain) -> list[int]:
+def _depths(chain: ProductChain, fragment: int) -> list[int]:
     """Reduction steps of the first product, none padding it by more than a fragment."""
-    depth = padded(chain.products[0].depth)
-    steps = [size // chain.itemsize for size in DEPTHS_BYTES]
-    return [step for step in steps if ceil_div(depth, step) * step - depth < FRAGMENT] or [FRAGMENT]
+    depth = padded(chain.products[0].depth, fragment)
+    steps = [size // chain.itemsize for size in DEPTHS_BYTES if not size // chain.itemsize % fragment]
+    return [step for step in steps if ceil_div(depth, step) * step - depth < fragment] or [fragment]
 
 
 def _mma_tile(
@@ -177,6 +182,7 @@ def _mma_tile(
     across: Sequence[int],
     depth: int,
     residence: Residence,
+    lanes: int,
     *,
     whole: bool,
 ) -> ChainTile:
@@ -195,10 +201,11 @@ def _mma_tile(
         units="matrix units",
         residence=residence,
         rows=rows,
-        threads=warps * WARP,
+        threads=warps * lanes,
         products=tiles,
-        registers=_mma_registers(tiles, rows, warps, residence),
+        registers=_mma_registers(tiles, rows, warps, residence, lanes),
         shared_bytes=shared * chain.itemsize,
+        lanes=lanes,
     )
 
 
@@ -231,12 +238,12 @@ def _staged(reduction: int, columns: int, across: int, *, whole: bool, steps: Se
     return ProductTile(columns=columns, depth=depth, steps=reduction // depth, across=across)
 
 
-def _mma_registers(tiles: Sequence[ProductTile], rows: int, warps: int, residence: Residence) -> int:
+def _mma_registers(tiles: Sequence[ProductTile], rows: int, warps: int, residence: Residence, lanes: int) -> int:
     """32-bit registers of a thread: accumulators, a step's fragments, and the half as wide values that are held."""
     most = 0
     for position, tile in enumerate(tiles):
         warp_rows, warp_columns = rows * tile.across // warps, tile.columns // tile.across
-        size = warp_rows * warp_columns // WARP + warp_columns // 4
+        size = warp_rows * warp_columns // lanes + warp_columns // 4
         if position and residence == "registers":
             size += warp_rows * tiles[position - 1].columns // (2 * WARP)
         else:

@@ -77,6 +77,16 @@ def test_a_device_without_matrix_units_says_so() -> None:
     assert "no matrix units" in str(construct_chain(halves(5000, 64, 64, 64), MI50, "matrix units").refusal)
 
 
+def test_mfma_keeps_whole_steps_of_halves_in_shared_memory() -> None:
+    device, chain = lookup("amd-mi300x"), halves(5000, 64, 48, 64)
+    tiles = [tile for tile, _ in construct_chain(chain, device, "matrix units").ranked]
+    assert {tile.residence for tile in tiles} == {"shared memory"} and {tile.lanes for tile in tiles} == {64}
+    assert all(product.columns % 32 == product.depth % 32 == 0 for tile in tiles for product in tile.products)
+    assert max(tile.threads for tile in tiles) == 256
+    refusal = construct_chain(replace(chain, dtype="bfloat16"), device, "matrix units").refusal
+    assert "no kernel for AMD's matrix cores" in str(refusal)
+
+
 def test_less_shared_memory_leaves_fewer_tiles() -> None:
     chain = halves(5000, 256, 128, 128)
     layers = tuple(

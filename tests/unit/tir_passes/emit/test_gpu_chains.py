@@ -36,6 +36,7 @@ from tvm_ext.verify import simt, verify
 from tvm_ext.verify.cpu_reference import cpu_reference
 
 AMPERE, HOPPER, VOLTA, TURING, AMD = "nvidia-a100", "nvidia-h200", "nvidia-v100", "nvidia-t4", "amd-mi50"
+MI210, MI300X = "amd-mi210", "amd-mi300x"
 ROUNDING = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-6}
 """Relative errors by norm: of the values between the products and of the result, each rounded once."""
 
@@ -77,6 +78,15 @@ def test_matrix_units_and_sizes_that_no_fragment_divides(residence: str, sizes: 
 @pytest.mark.parametrize("sizes", [(64, 48, 32), (37, 21, 45), (8, 100, 3, 17)], ids=str)
 def test_wmma_keeps_values_in_shared_memory(device: str, sizes: tuple[int, ...]) -> None:
     counters = check(chain(45, *sizes), device)
+    assert counters.mma_count > 0
+
+
+@pytest.mark.sampled(every=2)
+@pytest.mark.parametrize("device", [MI210, MI300X])
+@pytest.mark.parametrize("epilogue", ["bias_relu", "residual"])
+@pytest.mark.parametrize("sizes", [(64, 48, 32), (37, 21, 45)], ids=str)
+def test_mfma_keeps_values_in_shared_memory(device: str, epilogue: str, sizes: tuple[int, ...]) -> None:
+    counters = check(chain(45, *sizes, epilogue=epilogue), device, "shared memory")
     assert counters.mma_count > 0
 
 

@@ -13,6 +13,7 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.pipelining.schedules import stock_intrinsics
+from tests.support.product_chains import chain, function_of
 from tests.unit.kernels import relative_error
 from tests.unit.tir_passes.emit.tensor_core_operators import (
     Conv,
@@ -219,6 +220,20 @@ def test_machine_code(device: str, dtype: str, instruction: str) -> None:
     assert set(re.findall(r"\bv_mfma\w+", text)) == {instruction}
     assert "ds_read_b128" in text and "ds_read_u" not in text
     assert re.search(r"vgpr_spill_count: +0\b", text)
+
+
+@pytest.mark.usefixtures("unlinked")
+@pytest.mark.parametrize("device", [MI210, MI300X])
+def test_a_chain_is_one_kernel_without_a_spill(device: str) -> None:
+    func = function_of(chain(64, 128, 64, 32))
+    spec, target = device_db.device_for_target(device)
+    with target:
+        made = construct_kernel(func, "chain", spec, BuildOptions(enable_persistent_fusion=True))
+        checked = check_kernel("chain", made, func, spec, target)
+    assert "product0 + product1 in one kernel on matrix units" in str(made.attrs[CHOICE])
+    assert (checked.launches, checked.problem) == (1, "")
+    library = tvm.compile(tvm.IRModule({"main": made}), target=tvm.target.Target(dict(spec.target)))
+    assert re.search(r"vgpr_spill_count: +0\b", str(library.mod.imports[0].inspect_source("asm")))
 
 
 @pytest.mark.parametrize("kind", ["uint8", "int8"])

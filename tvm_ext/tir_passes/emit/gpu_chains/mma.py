@@ -8,7 +8,7 @@ g + 8, then the same 8 columns on. Rounded to half, accumulators are fragments; 
 like those of every factor, so that a store of pairs and ldmatrix both meet all banks; the next product reads it as A.
 
 *By wmma*, before sm_80, accumulators are opaque: fragment by fragment they go through a warp's floats in shared memory,
-and from there, rounded, to that tile, whose rows are padded.
+and from there, rounded, to that tile, whose rows are padded. *By mfma* they go to that tile one by one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
-from tvm_ext.analysis.gemm_form import TileSplit, uses_mma_sync, wmma_pitches
+from tvm_ext.analysis.gemm_form import TileSplit, reduction_step, uses_wmma, wmma_pitches
 from tvm_ext.devices.gpu import FRAGMENT, WARP
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, index, load, loop, nest, sequence, store
 from tvm_ext.ir.matrix_units.mfma import Mfma
@@ -52,7 +52,7 @@ def mma_block(parts: ChainParts, block: Expr, thread: Expr) -> Stmt:
         statements += _kept(parts, before, first_row, thread)
         statements += _next(parts, before, item, thread)
     last = products[-1]
-    place = place_of(thread, last.mma.split)
+    place = place_of(thread, last.mma.split, parts.tile.lanes)
     corner = TileCorner(batch=index(0), row=first_row + place.row, column=place.column)
     return sequence(*statements, *write_tile(last.mma, corner, place, thread, parts.last))
 
@@ -63,7 +63,7 @@ class _MmaProduct:
 
     position: int
     steps: int
-    mma: MmaSync | Wmma
+    mma: MmaSync | Wmma | Mfma
     weights: SharedTile
     held: Buffer | None
     kept: SharedTile | None
@@ -78,13 +78,13 @@ def _products(parts: ChainParts) -> list[_MmaProduct]:
             depth=tile.depth,
             warp_rows=parts.tile.warp_rows(position),
             warp_columns=tile.columns // tile.across,
+            step=reduction_step("float16", parts.device),
         )
         factor = dataclasses.replace(parts.operands[position][1], name=f"B{position}")
         last = position == len(parts.tile.products) - 1
         in_registers = parts.tile.residence == "registers"
         steps = [split.warp_rows // FRAGMENT, tile.columns // FRAGMENT, 8]
         mma = multiplier(split, factor.dtype, "float32", parts.device, str(position))
-        assert not isinstance(mma, Mfma), "chains on matrix units are CUDA's alone"
         held = gpu_buffer(steps, factor.dtype, f"held{position}", "local")
         result.append(
             _MmaProduct(
@@ -107,7 +107,7 @@ def _kept_tile(parts: ChainParts, position: int) -> SharedTile:
 
 def _tile(parts: ChainParts, factor: Factor, lines: int, depth: int) -> SharedTile:
     pitches = None
-    if not uses_mma_sync(parts.device):
+    if uses_wmma(parts.device):
         pitches = wmma_pitches(parts.device, along_depth=factor.along_depth)
     return shared_tile(factor, lines, depth, parts.scope, pitches)
 
@@ -116,7 +116,7 @@ def _first(parts: ChainParts, product: _MmaProduct, first_row: Expr, thread: Exp
     """The first product: both factors step by step through shared memory."""
     tile = parts.tile.products[0]
     rows = _tile(parts, parts.operands[0][0], parts.tile.rows, tile.depth)
-    place = place_of(thread, product.mma.split)
+    place = place_of(thread, product.mma.split, parts.tile.lanes)
 
     def step(k: Expr) -> Stmt:
         return sequence(
@@ -129,15 +129,17 @@ def _first(parts: ChainParts, product: _MmaProduct, first_row: Expr, thread: Exp
 
     cleared = with_planned_blocks(product.mma.clear(), parts)
     steps = loop(tile.steps, SERIAL, "k_outer", step)
-    return [allocate(product.mma.accumulators), cleared, steps if isinstance(product.mma, MmaSync) else rolled(steps)]
+    return [allocate(product.mma.accumulators), cleared, rolled(steps) if isinstance(product.mma, Wmma) else steps]
 
 
 def _kept(parts: ChainParts, product: _MmaProduct, first_row: Expr, thread: Expr) -> Sequence[Stmt]:
     """The epilogue of a product whose values stay on the chip."""
     if isinstance(product.mma, Wmma):
         return _kept_by_wmma(parts, product, product.mma, first_row, thread)
+    if isinstance(product.mma, Mfma):
+        return _kept_by_mfma(parts, product, product.mma, first_row, thread)
     split, values = product.mma.split, kept_values(parts, product.position)
-    place = place_of(thread, split)
+    place = place_of(thread, split, parts.tile.lanes)
 
     def pair(at: tuple[Expr, ...]) -> Stmt:
         """Two neighbouring columns of a lane: of fragment (i, k) those of 8 columns c, 8 rows h."""
@@ -163,6 +165,27 @@ def _kept(parts: ChainParts, product: _MmaProduct, first_row: Expr, thread: Expr
     assert kept is not None
     sizes = (split.warp_rows // FRAGMENT, split.warp_columns // FRAGMENT, 2, 2)
     return [allocate(kept), unrolled_by_compiler(nest(sizes, UNROLLED, ("i", "k", "c", "h"), pair))]
+
+
+def _kept_by_mfma(parts: ChainParts, product: _MmaProduct, mma: Mfma, first_row: Expr, thread: Expr) -> Sequence[Stmt]:
+    """Each accumulator, rounded, to the tile of values: 16 lanes store neighbours."""
+    assert product.kept is not None
+    kept, values = product.kept, kept_values(parts, product.position)
+    place = place_of(thread, mma.split, parts.tile.lanes)
+
+    def one(at: tuple[Expr, ...]) -> Stmt:
+        i, j, e = at
+        down, across = mma.place(place.lane, e)
+        row, column = place.row + i * index(mma.side) + down, place.column + j * index(mma.side) + across
+        start = kept.chunk_position(row, tirx.floordiv(column, index(kept.chunk)))
+        start += tirx.floormod(column, index(kept.chunk))
+
+        def put(v: Expr, value: Expr) -> Stmt:
+            return store(kept.buffer, value, [start + v])
+
+        return values.keep((first_row + row, column), 1, lambda _: load(mma.accumulators, [i, j, e]), put)
+
+    return [allocate(kept.buffer), nest(mma.shape, UNROLLED, ("i", "j", "e"), one)]
 
 
 def _kept_by_wmma(parts: ChainParts, product: _MmaProduct, wmma: Wmma, first_row: Expr, thread: Expr) -> Sequence[Stmt]:
@@ -205,7 +228,7 @@ def _kept_by_wmma(parts: ChainParts, product: _MmaProduct, wmma: Wmma, first_row
 
 def _next(parts: ChainParts, before: _MmaProduct, product: _MmaProduct, thread: Expr) -> Sequence[Stmt]:
     """A later product: its first factor is what the one before has kept."""
-    place = place_of(thread, product.mma.split)
+    place = place_of(thread, product.mma.split, parts.tile.lanes)
     statements = [allocate(product.mma.accumulators), product.mma.clear()]
     if product.steps == 1:
         return [*statements, _multiply(before, product, index(0), place)]
