@@ -102,7 +102,8 @@ def from_torch(
     from tvm_ext.relay_passes.pytorch.import_program import import_program
     from tvm_ext.relay_passes.pytorch.read_file import read_program
 
-    start, title, names = time.perf_counter(), _title(program), {}
+    start, title = time.perf_counter(), _title(program)
+    names: dict[str, str] = {}
     if isinstance(program, str | os.PathLike):
         program, shape, names = read_program(program, shape or {}, dtype or {})
     mod, params = import_program(program, shape, names)

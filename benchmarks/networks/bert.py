@@ -166,7 +166,7 @@ def _sentence_encoder(
     ids = graph.input("input_ids", tokens, TensorProto.INT64)
     attention = graph.input("attention_mask", tokens, TensorProto.INT64)
     types = graph.input("token_type_ids", tokens, TensorProto.INT64)
-    writer = EncoderWriter(graph, weights, shape, batch, sequence)
+    writer = EncoderWriter(graph, dict(weights), shape, batch, sequence)
     hidden = writer.embeddings(ids, types)
     mask = additive_mask(graph, attention)
     for index in range(shape.layers):

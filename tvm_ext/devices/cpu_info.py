@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -117,7 +118,8 @@ def read_cpu_info(cpuinfo: Path = CPUINFO, sysfs: Path = SYSFS_CPU) -> CpuInfo:
 
     Of a CPU with tiles, this process asks for leave to use them.
     """
-    fields = _first_processor(_read_text(cpuinfo))
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    fields, caches = _read_once(cpuinfo, sysfs, frozenset(affinity))
     flags = fields.get("flags") or fields.get("Features")
     features = frozenset(_LLVM_NAMES.get(name, name) for name in flags.split()) if flags else None
     refused = tile_refusal() if features and features & TILES else ""
@@ -125,10 +127,16 @@ def read_cpu_info(cpuinfo: Path = CPUINFO, sysfs: Path = SYSFS_CPU) -> CpuInfo:
         machine=_machine(platform.machine()),
         model=fields.get("model name") or " ".join(_arm_model(fields)) or platform.processor() or "unknown CPU",
         features=features - TILES if features and refused else features,
-        caches=_caches(sysfs),
+        caches=caches,
         core_id=_core_id(fields),
         refused=refused,
     )
+
+
+@functools.cache
+def _read_once(cpuinfo: Path, sysfs: Path, _affinity: frozenset[int]) -> tuple[dict[str, str], tuple[CacheInfo, ...]]:
+    """The first processor's lines, and its caches. A build asks five times, and Linux writes the files for each."""
+    return _first_processor(_read_text(cpuinfo)), _caches(sysfs)
 
 
 def _machine(name: str) -> str:

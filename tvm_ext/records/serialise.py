@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import types
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -16,7 +16,12 @@ def to_json(record: object) -> str:
     """The record as one line of JSON; `from_json` with the record's class gives it back."""
     assert is_dataclass(record)
     assert not isinstance(record, type)
-    return json.dumps(asdict(record), separators=(",", ":"))
+    return json.dumps(record, default=_values, separators=(",", ":"))
+
+
+def _values(record: Any) -> dict[str, Any]:
+    """By field; `dataclasses.asdict` copies every leaf as well, which takes three times as long."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def from_json(kind: type[T], text: str) -> T:

@@ -17,7 +17,7 @@ from math import prod
 
 import numpy as np
 
-from tvm_ext._tvm import Call, Constant, Expr, IRModule, TeTensor, Var, copy_module, relax, te, tirx
+from tvm_ext._tvm import Call, Constant, Expr, IRModule, TeTensor, copy_module, relax, te, tirx
 from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
 from tvm_ext.devices.dot_instructions import TILE_INSTRUCTIONS, DotInstruction, dot_instruction, whole_depth
 from tvm_ext.devices.hal import DeviceSpec
@@ -85,22 +85,18 @@ class NarrowProducts(CallRewriter):
 
     # --- operands ---------------------------------------------------------------------------------------------------
     def _shifted(self, value: Expr) -> _Shifted | None:
-        made = self._made(value)
+        made = self.bound(value)
         zero: int | Expr = 0
         if operator_name(made) == "relax.subtract":
             value, offset = made.args
             if dtype_of(offset) != "int32" or static_shape(offset) not in ((), (1,)):
                 return None
             zero = int(offset.value.numpy().reshape(-1)[0]) if isinstance(offset, Constant) else offset
-            made = self._made(value)
+            made = self.bound(value)
         if operator_name(made) != "relax.astype" or dtype_of(made) != "int32":
             return None
         kind = dtype_of(made.args[0])
         return _Shifted(x=made.args[0], zero=zero) if kind in ("uint8", "int8") else None
-
-    def _made(self, value: Expr) -> Expr:
-        bound = self.lookup_binding(value) if isinstance(value, Var) else None
-        return value if bound is None else bound
 
     def _of_type(self, data: _Shifted, kind: str) -> _Shifted:
         """The same numbers from bytes of ``kind``."""

@@ -42,11 +42,11 @@ class PermuteTables:
 
 def _permuted(item: TensorLoad) -> Expr:
     """``item``, or its value by permutations: an element of a table of bytes for each lane."""
-    shape, (place, *others) = [getattr(size, "value", None) for size in item.source.ty.shape], item.indices
-    kind = str(item.source.ty.dtype)
-    if kind not in ("uint8", "int8") or shape != [256] or others or not isinstance(place, tirx.Cast):
+    place, *others = item.indices
+    if others or not isinstance(place, tirx.Cast) or dtype_of(place.value) not in (f"uint8x{LANES}", _WORDS):
         return item
-    if dtype_of(place.value) not in (f"uint8x{LANES}", _WORDS):
+    shape, kind = [getattr(size, "value", None) for size in item.source.ty.shape], str(item.source.ty.dtype)
+    if kind not in ("uint8", "int8") or shape != [256]:
         return item
     one = tirx.const(1, "int32")
     lines = [tirx.Ramp(tirx.const(first, "int32"), one, 64) for first in range(0, 256, 64)]

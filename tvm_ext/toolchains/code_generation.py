@@ -289,7 +289,7 @@ def _load(objects: tuple[bytes, ...]) -> Module:
     try:
         with temporary_folder("link") as folder:
             path = folder / "kernels.so"
-            host_compiler.create_shared(str(path), write_objects(objects, folder))
+            host_compiler.link_kernels(str(path), write_objects(objects, folder))
             return load_library(path)
     except (OSError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]

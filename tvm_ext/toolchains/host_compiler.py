@@ -19,6 +19,17 @@ def compiler() -> str:
     return str(found)
 
 
+def link_kernels(output: str, objects: Sequence[str]) -> None:
+    """`create_shared` without the C++ library, which kernels do not need: 12 ms of processor time instead of 35.
+
+    As usual where that fails: a compiler may have a library of another name in libgcc's place.
+    """
+    try:
+        create_shared(output, [*objects, "-lm", "-lgcc"], ["-nostdlib"])
+    except RuntimeError:
+        create_shared(output, objects)
+
+
 def create_shared(output: str, objects: Sequence[str], options: Sequence[str] = ()) -> None:
     """Make the shared library ``output``; TVM's function of this name, for its ``fcompile``, that Ctrl-C ends.
 

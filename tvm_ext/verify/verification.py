@@ -8,22 +8,18 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import tvm
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
-from tvm.script import from_source
 
-from tvm_ext._tvm import IF_THEN_ELSE, BufferStore, Call, Expr, TensorLoad, nodes_in, tirx
-from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.launches import DeviceKernel, GlobalTensor
-from tvm_ext.devices.device_db import TargetLike, device_for_target, lookup
+from tvm_ext.devices.device_db import TargetLike, lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.support.arrays import Array
-from tvm_ext.tir_passes.expressions.exact_floats import keep_floats_outside_reductions, pass_nan_on
 
 from . import simt
+from .cpu_reference import CpuReference
 from .simt.counters import Counters, as_rows, efficiency
 from .simt.findings import Finding
 from .simt.number_types import is_float, storage_dtype
@@ -32,8 +28,6 @@ from .threads_as_loops import run_threads_as_loops
 if TYPE_CHECKING:
     from tvm_ext._tvm import IRModule, PrimFunc
 
-HALF_TYPES = ("bfloat16", "float16")
-TEXT_ATTRIBUTES = ("global_symbol", "s_tir", "tirx.noalias")
 Reference = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -43,8 +37,6 @@ It is that of the output's dtype, or of the shortest one that it was computed in
 to float32 at its end errs as halves do.
 """
 
-
-MASKING = 4096.0  # a choice: constants of models' arithmetic are below, those that stand for -infinity above
 
 HALF_MOST = 65504.0  # of float16, whose kernels overflow where a reference in float32 does not
 
@@ -133,97 +125,6 @@ def verify(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class CpuReference:
-    """A reference for `verify`: an operator that is not scheduled, run on this machine's CPU."""
-
-    operator: PrimFunc
-
-    def __call__(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        _, target = device_for_target("llvm")
-        wide = _without_halves(self.operator)
-        wide = wide.with_body(pass_nan_on(keep_floats_outside_reductions(wide.body)))
-        library = tvm.compile(wide.with_attr("global_symbol", "main"), target=target)
-        tensors = []
-        for name, param in zip(self._names, wide.params, strict=True):
-            shape, dtype = tuple(int(size) for size in param.ty.shape), storage_dtype(str(param.ty.dtype))
-            value = arrays[name].astype(dtype) if name in arrays else np.zeros(shape, dtype)
-            tensors.append(tvm.runtime.tensor(value))
-        library(*tensors)
-        return {name: tensor.numpy() for name, tensor in zip(self._names, tensors, strict=True) if name not in arrays}
-
-    @property
-    def _names(self) -> list[str]:
-        names: list[str] = []
-        for param in self.operator.params:
-            names.append(simt.own_name(str(param.name), names))
-        return names
-
-    @property
-    def types(self) -> frozenset[str]:
-        """The dtypes that the operator rounds to: of its arithmetic and casts, not of what it only reads or moves."""
-        found = nodes_in(self.operator.body, (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Cast, Call))
-        return frozenset({dtype_of(node) for node in found if not _is_choice(node)} & TOLERANCES.keys())
-
-    @property
-    def mask_value(self) -> float:
-        """The least of the operator's large constants, by which models mask (-10000, -65504); infinite without any."""
-        return min(map(_mask_value, nodes_in(self.operator.body, tirx.FloatImm)), default=np.inf)
-
-    def masks(self) -> dict[str, Array]:
-        """Zeros and ones for the tensors that large constants multiply: ``(1 - mask) * -65504``, by name.
-
-        Normal values would overflow, or leave nothing of what is masked.
-        """
-        products = nodes_in(self.operator.body, tirx.Mul)
-        large = [node for node in products if any(_mask_value(factor) < np.inf for factor in (node.a, node.b))]
-        read = {load.source for node in large for load in nodes_in(node, TensorLoad)}
-        for made in reversed(nodes_in(self.operator.body, BufferStore)):
-            if made.buffer in read:
-                read |= {load.source for load in nodes_in(made.value, TensorLoad)}
-        generator = np.random.default_rng(0)
-        return {
-            name: generator.integers(0, 2, tuple(map(int, param.ty.shape))).astype(storage_dtype(str(param.ty.dtype)))
-            for name, param in zip(self._names, self.operator.params, strict=True)
-            if param in read
-        }
-
-
-def _mask_value(expr: Expr) -> float:
-    """The size of a large constant, infinite for any other expression."""
-    size = abs(float(expr.value)) if isinstance(expr, tirx.FloatImm) else np.inf
-    return size if size >= MASKING else np.inf
-
-
-def _is_choice(node: Expr) -> bool:
-    return isinstance(node, Call) and bool(node.op.same_as(IF_THEN_ELSE))
-
-
-def cpu_reference(function: PrimFunc) -> CpuReference:
-    """A reference for `verify`: ``function``, an operator that is not scheduled, run on this machine's CPU.
-
-    Its parameters are matched with the kernel's by their names. Halves are computed and summed in float32, and floats
-    are no reals here either: stock TVM's ``max(sqrt(x), c)`` is c where the root is NaN.
-    """
-    return CpuReference(function)
-
-
-def _without_halves(function: PrimFunc) -> PrimFunc:
-    """``function`` with float32 in place of float16 and bfloat16, by way of its text.
-
-    A sum of 3072 products rounded to a half after every step is off by a percent, more than a wrong kernel may be.
-    """
-    for key in dict(function.attrs or {}):
-        if key not in TEXT_ATTRIBUTES:  # some do not print as text that can be read again
-            function = function.without_attr(key)
-    text = str(function)
-    if not any(name in text for name in HALF_TYPES):
-        return function
-    for name in HALF_TYPES:
-        text = text.replace(name, "float32")
-    return from_source(text)
-
-
 def random_array(shape: tuple[int, ...], dtype: str, generator: np.random.Generator) -> Array:
     """Normal values for floats, -4..4 for bytes, 0 and 1 (always valid as indices) for other integers."""
     kind = storage_dtype(dtype)
@@ -257,14 +158,7 @@ def _inputs(kernels: tuple[DeviceKernel, ...], given: Mapping[str, Array], seed:
     for name in given:
         if name not in tensors:
             raise InputError(f"there is no parameter {name!r}", f"the parameters are {', '.join(tensors)}")
-    generator = np.random.default_rng(seed)
-    made: dict[str, Array] = {}
-    for tensor in _parameters(kernels):
-        if tensor.name in given:
-            made[tensor.name] = given[tensor.name]
-        elif tensor.name not in simt.written_tensors(kernels):
-            made[tensor.name] = random_array(tensor.shape, tensor.dtype, generator)
-    return made
+    return {**random_inputs_of(kernels, seed), **given}
 
 
 def _parameters(kernels: Sequence[DeviceKernel]) -> list[GlobalTensor]:
@@ -298,7 +192,7 @@ def _function_of(function: PrimFunc | IRModule) -> PrimFunc:
 def _tolerance(dtype: str, types: Collection[str]) -> float:
     if dtype not in TOLERANCES:
         return 0.0
-    return max(TOLERANCES[item] for item in (dtype, *types))
+    return max(TOLERANCES[item] for item in (dtype, *types) if item in TOLERANCES)
 
 
 def _error(
@@ -356,10 +250,8 @@ def totals(counters: Counters) -> list[tuple[str, str]]:
     loads, stores = counters.select(scope="global", store=False), counters.select(scope="global", store=True)
     rows = []
     for what, accesses in (("global loads", loads), ("global stores", stores)):
-        moved, share = (
-            sum(a.sectors for a in accesses) * counters.sector_bytes,
-            efficiency(accesses, counters.sector_bytes),
-        )
+        moved = sum(a.sectors for a in accesses) * counters.sector_bytes
+        share = efficiency(accesses, counters.sector_bytes)
         used = "" if share is None else f", {share:.1%} of them asked for"
         rows.append((what, f"{sum(a.requests for a in accesses):,} requests, {moved:,} bytes moved{used}"))
     requests = counters.total("requests", scope="shared")

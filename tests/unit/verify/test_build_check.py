@@ -246,15 +246,17 @@ def test_what_a_clip_leaves_of_large_sums_is_looked_at_twice(
     """Off by little: again on inputs an eighth as large, bounds as they were. Off by more: wrong at once."""
     given, errors = [], [first, second]
     arrays = {"x": np.ones((2, 3), "f4"), "bound": np.float32(0.5).reshape(()), "index": np.ones(4, "i4")}
+    arrays["mask"] = np.ones(4, "f4")
 
     class Reference:
-        types = frozenset({"float32"})
-
         def __call__(self, arrays: Any) -> None:
             given.append(arrays)
 
-    def found(_expected: Any, _result: Any, *, types: Any) -> list[OutputError]:
-        assert types == Reference.types
+        def masks(self) -> dict[str, Any]:
+            return {"mask": arrays["mask"]}
+
+    def found(_expected: Any, _result: Any, *, reference: Any) -> list[OutputError]:
+        assert isinstance(reference, Reference)
         return [OutputError(name="y", error=errors.pop(0), tolerance=1e-4)]
 
     monkeypatch.setattr(build_check, "errors_of", found)
@@ -264,7 +266,7 @@ def test_what_a_clip_leaves_of_large_sums_is_looked_at_twice(
     done = build_check._errors(anything, anything, anything, arrays, anything, anything)
     assert (all(item.ok for item in done), len(given)) == (right, looks)
     assert [item["x"].max() for item in given] == [1.0, 0.125][:looks]
-    assert all(item["bound"] == 0.5 and item["index"].max() == 1 for item in given)
+    assert all(item["bound"] == 0.5 and item["index"].max() == item["mask"].max() == 1 for item in given)
 
 
 def test_integers_that_divide_are_not_zero() -> None:

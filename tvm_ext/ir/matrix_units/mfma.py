@@ -30,11 +30,11 @@ from .warp_place import WarpPlace
 
 WORDS = "int16"
 """What bfloat16 is taken for: stock TVM would keep tiles of it in float32."""
-WAVE = 64
+WAVE = 64  # lanes (CDNA ISA guides)
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class MatrixInstruction:
     """``name`` is LLVM's; it multiplies ``side`` x ``side`` by ``elements`` of each lane, of tiles in ``dtype``."""
 
     name: str
@@ -54,7 +54,7 @@ class Instruction:
 
 
 INSTRUCTIONS = tuple(
-    Instruction(f"llvm.amdgcn.mfma.{name}", dtype, side, elements)
+    MatrixInstruction(f"llvm.amdgcn.mfma.{name}", dtype, side, elements)
     for name, dtype, side, elements in (
         ("f32.16x16x16f16", "float16", 16, 4),
         ("f32.32x32x8f16", "float16", 32, 4),
@@ -70,7 +70,7 @@ QUAD = 4
 """Rows of a lane's accumulators that follow each other."""
 
 
-def instruction_of(split: TileSplit, dtype: str, device: DeviceSpec) -> Instruction:
+def instruction_of(split: TileSplit, dtype: str, device: DeviceSpec) -> MatrixInstruction:
     """What multiplies ``split.step`` products of tiles in ``dtype`` (`WORDS` for bfloat16) on ``device``."""
     side = WAVE * VECTOR_BYTES // (split.step * int(itemsize_bytes(dtype)))
     elements = 8 if dtype == "int8" and has_wide_bytes(device) else 4

@@ -20,7 +20,7 @@ from tvm_ext.support.arrays import Array
 
 from .import_limits import ImportLimits
 
-_Message = TypeVar("_Message", onnx.NodeProto, onnx.ValueInfoProto)
+_Message = TypeVar("_Message", onnx.ModelProto, onnx.NodeProto, onnx.TensorProto, onnx.ValueInfoProto)
 
 # The ONNX domain of the standard operators has two spellings.
 STANDARD_DOMAINS = ("", "ai.onnx")
@@ -201,8 +201,7 @@ def rename_tensors(graph: OnnxGraph, new_names: Mapping[str, str]) -> OnnxGraph:
 def _rename_value(value: onnx.ValueInfoProto, new_names: Mapping[str, str]) -> onnx.ValueInfoProto:
     if value.name not in new_names:
         return value
-    renamed = onnx.ValueInfoProto()
-    renamed.CopyFrom(value)
+    renamed = copied(value)
     renamed.name = new_names[value.name]
     return renamed
 
@@ -210,8 +209,7 @@ def _rename_value(value: onnx.ValueInfoProto, new_names: Mapping[str, str]) -> o
 def _rename_in_node(node: onnx.NodeProto, new_names: Mapping[str, str]) -> onnx.NodeProto:
     if not read_names(node).intersection(new_names):
         return node
-    renamed = onnx.NodeProto()
-    renamed.CopyFrom(node)
+    renamed = copied(node)
     _rename_inputs(renamed, new_names)
     return renamed
 
@@ -242,8 +240,8 @@ def graph_from_model(model: onnx.ModelProto, limits: ImportLimits | None = None)
             raise ModelError(f"initializer '{tensor.name}' is defined twice", "export the model again")
         constants[tensor.name] = array_from_tensor(tensor)
     return OnnxGraph(
-        nodes=tuple(_copied(node) for node in body.node),
-        inputs=tuple(_copied(value) for value in body.input if value.name not in constants),
+        nodes=tuple(copied(node) for node in body.node),
+        inputs=tuple(copied(value) for value in body.input if value.name not in constants),
         outputs=tuple(_without_shape(value) for value in body.output),
         constants=constants,
         opsets={opset.domain: opset.version for opset in model.opset_import},
@@ -266,7 +264,7 @@ def array_from_tensor(tensor: onnx.TensorProto) -> Array:
         ) from error
 
 
-def _copied(message: _Message) -> _Message:
+def copied(message: _Message) -> _Message:
     """A message of its own: a part of another one keeps all of that in memory, a model's weights too."""
     copy = type(message)()
     copy.CopyFrom(message)
@@ -275,7 +273,7 @@ def _copied(message: _Message) -> _Message:
 
 def _without_shape(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     if not value.type.HasField("tensor_type"):
-        return _copied(value)
+        return copied(value)
     return helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, None)
 
 
@@ -309,8 +307,7 @@ def small_model(graph: OnnxGraph) -> onnx.ModelProto:
 
 def with_some_shape(model: onnx.ModelProto, *, also_inputs: bool) -> onnx.ModelProto:
     """A copy of `model` whose outputs of open rank declare rank 0: ONNX's checker compares no shapes, but wants one."""
-    declared = onnx.ModelProto()
-    declared.CopyFrom(model)
+    declared = copied(model)
     for value in (*declared.graph.output, *(declared.graph.input if also_inputs else ())):
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()

@@ -9,7 +9,7 @@ import numpy as np
 
 from tvm_ext.analysis.device_code import constant_int
 from tvm_ext.devices.gpu import WARP
-from tvm_ext.ir.matrix_units.mfma import INSTRUCTIONS, QUAD, WAVE, WORDS, Instruction
+from tvm_ext.ir.matrix_units.mfma import INSTRUCTIONS, QUAD, WAVE, WORDS, MatrixInstruction
 from tvm_ext.support.arrays import Array
 
 from .compile_expr import compile_expression
@@ -301,7 +301,7 @@ def _wmma_mma(scope: Scope, call: Call) -> Run:
 
 
 # --- mfma: some elements of each fragment in each of 64 lanes -----------------------------------------------------
-def _mfma(instruction: Instruction) -> Callable[[Scope, list[Expr]], Closure]:
+def _mfma(instruction: MatrixInstruction) -> Callable[[Scope, list[Expr]], Closure]:
     """``v_mfma`` of A, B and C, then three fields that are zero; sums as `fragments.mma` rounds them."""
     side, groups = instruction.side, WAVE // instruction.side
     count = side * side // WAVE
@@ -311,7 +311,8 @@ def _mfma(instruction: Instruction) -> Callable[[Scope, list[Expr]], Closure]:
 
     def lanes_of(matrix: Array) -> Array:
         """(wave, row, column) as a lane has it: (lanes, quads of rows)."""
-        return matrix.reshape(-1, count // QUAD, groups, QUAD, side).transpose(0, 2, 4, 1, 3).reshape(-1, count)
+        quads = matrix.reshape(-1, count // QUAD, groups, QUAD, side).transpose(0, 2, 4, 1, 3)
+        return np.asarray(quads.reshape(-1, count))
 
     def make(scope: Scope, arguments: list[Expr]) -> Closure:
         parts = [compile_expression(scope, argument) for argument in arguments[:3]]

@@ -31,7 +31,7 @@ from tvm_ext.analysis.gemm_form import split_of
 from tvm_ext.devices import device_db
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import index, load, sequence, store
-from tvm_ext.ir.matrix_units.mfma import INSTRUCTIONS, WORDS, Instruction
+from tvm_ext.ir.matrix_units.mfma import INSTRUCTIONS, WORDS, MatrixInstruction
 from tvm_ext.ir.simt_ir import gpu_buffer, launch
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE
@@ -55,7 +55,7 @@ def _cdna(side: int, run: int, name: str, lane: int, element: int) -> tuple[int,
 
 
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda item: item.name)
-def test_the_interpreter_multiplies_by_the_guides_layout(instruction: Instruction) -> None:
+def test_the_interpreter_multiplies_by_the_guides_layout(instruction: MatrixInstruction) -> None:
     generator = np.random.default_rng(0)
     side, depth, run = instruction.side, instruction.depth, instruction.elements
     dtype = {"int8": np.int8, "float16": np.float16, WORDS: ml_dtypes.bfloat16}[instruction.dtype]
