@@ -2,10 +2,8 @@
 __kernel void main_kernel(__global float* restrict W0_ptr, __global float* restrict W1_ptr, __global float* restrict X_ptr, __global float* restrict bias0_ptr, __global float* restrict bias1_ptr, __global float* restrict compute_ptr);
 __kernel void main_kernel(__global float* restrict W0_ptr, __global float* restrict W1_ptr, __global float* restrict X_ptr, __global float* restrict bias0_ptr, __global float* restrict bias1_ptr, __global float* restrict compute_ptr) {
   float sums0_ptr[8];
-  __local float4 A_shared_ptr[383];
-  __local float4 B0_shared_ptr[16];
-  float A_shared_ahead_ptr[4];
-  float B0_shared_ahead_ptr[4];
+  __local float4 A_shared_ptr[191];
+  __local float4 B0_shared_ptr[8];
   float row_values0_ptr[4];
   float column_values0_ptr[8];
   float4 piece_ptr[1];
@@ -20,50 +18,30 @@ __kernel void main_kernel(__global float* restrict W0_ptr, __global float* restr
   sums0_ptr[5] = 0.000000e+00f;
   sums0_ptr[6] = 0.000000e+00f;
   sums0_ptr[7] = 0.000000e+00f;
-  int cse_v1 = ((convert_int(get_local_id(0))) * 12);
-  float4 condval;
-  if ((convert_int(get_local_id(0))) < 60) {
-    condval = vload4(0, X_ptr + ((convert_int(get_local_id(0))) * 12));
-  } else {
-    condval = ((float4)(0.000000e+00f, 0.000000e+00f, 0.000000e+00f, 0.000000e+00f));
-  }
-  A_shared_ptr[(convert_int(get_local_id(0)))] = condval;
-  int cse_v2 = ((convert_int(get_local_id(0))) * 4);
-  if ((convert_int(get_local_id(0))) < 8) {
-    B0_shared_ptr[(convert_int(get_local_id(0)))] = vload4(0, W0_ptr + ((convert_int(get_local_id(0))) * 4));
-  }
+  int cse_v1 = ((convert_int(get_local_id(0))) * 4);
   for (int k_outer = 0; k_outer < 3; ++k_outer) {
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (k_outer < 2) {
-      float4 condval_1;
-      if ((convert_int(get_local_id(0))) < 60) {
-        condval_1 = vload4(0, X_ptr + ((((convert_int(get_local_id(0))) * 12) + (k_outer * 4)) + 4));
-      } else {
-        condval_1 = ((float4)(0.000000e+00f, 0.000000e+00f, 0.000000e+00f, 0.000000e+00f));
-      }
-      vstore4(condval_1, 0, A_shared_ahead_ptr + 0);
-      if ((convert_int(get_local_id(0))) < 8) {
-        vstore4(vload4(0, W0_ptr + (((k_outer * 32) + ((convert_int(get_local_id(0))) * 4)) + 32)), 0, B0_shared_ahead_ptr + 0);
-      }
+    float4 condval;
+    if ((convert_int(get_local_id(0))) < 60) {
+      condval = vload4(0, X_ptr + (((convert_int(get_local_id(0))) * 12) + (k_outer * 4)));
+    } else {
+      condval = ((float4)(0.000000e+00f, 0.000000e+00f, 0.000000e+00f, 0.000000e+00f));
     }
-    int cse_v3 = (k_outer & 1);
-    vstore4(A_shared_ptr[(((k_outer & 1) * 128) + (convert_int(get_local_id(0))))], 0, row_values0_ptr + 0);
+    A_shared_ptr[(convert_int(get_local_id(0)))] = condval;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if ((convert_int(get_local_id(0))) < 8) {
+      B0_shared_ptr[(convert_int(get_local_id(0)))] = vload4(0, W0_ptr + ((k_outer * 32) + ((convert_int(get_local_id(0))) * 4)));
+    }
+    vstore4(A_shared_ptr[(convert_int(get_local_id(0)))], 0, row_values0_ptr + 0);
+    barrier(CLK_LOCAL_MEM_FENCE);
     for (int u = 0; u < 4; ++u) {
       for (int j = 0; j < 2; ++j) {
-        vstore4(B0_shared_ptr[((((k_outer & 1) * 8) + (u * 2)) + j)], 0, column_values0_ptr + (j * 4));
+        vstore4(B0_shared_ptr[((u * 2) + j)], 0, column_values0_ptr + (j * 4));
       }
       for (int j_1 = 0; j_1 < 2; ++j_1) {
         for (int v = 0; v < 4; ++v) {
-          int cse_v5 = ((j_1 * 4) + v);
+          int cse_v3 = ((j_1 * 4) + v);
           sums0_ptr[((j_1 * 4) + v)] = (sums0_ptr[((j_1 * 4) + v)] + (row_values0_ptr[u] * column_values0_ptr[((j_1 * 4) + v)]));
         }
-      }
-    }
-    if (k_outer < 2) {
-      int cse_v6 = ((k_outer + 1) & 1);
-      A_shared_ptr[((((k_outer + 1) & 1) * 128) + (convert_int(get_local_id(0))))] = vload4(0, A_shared_ahead_ptr + 0);
-      if ((convert_int(get_local_id(0))) < 8) {
-        B0_shared_ptr[((((k_outer + 1) & 1) * 8) + (convert_int(get_local_id(0))))] = vload4(0, B0_shared_ahead_ptr + 0);
       }
     }
   }
@@ -73,8 +51,7 @@ __kernel void main_kernel(__global float* restrict W0_ptr, __global float* restr
   } else {
     piece_ptr[0] = ((float4)(0.000000e+00f, 0.000000e+00f, 0.000000e+00f, 0.000000e+00f));
   }
-  int cse_v4 = ((convert_int(get_local_id(0))) * 3);
-  barrier(CLK_LOCAL_MEM_FENCE);
+  int cse_v2 = ((convert_int(get_local_id(0))) * 3);
   A_shared_ptr[((convert_int(get_local_id(0))) * 3)] = piece_ptr[0];
   if ((convert_int(get_local_id(0))) < 60) {
     float4 t_1 = (vload4(0, sums0_ptr + 4) + vload4(0, bias0_ptr + 4));
@@ -87,6 +64,7 @@ __kernel void main_kernel(__global float* restrict W0_ptr, __global float* restr
   sums1_ptr[1] = 0.000000e+00f;
   sums1_ptr[2] = 0.000000e+00f;
   sums1_ptr[3] = 0.000000e+00f;
+  barrier(CLK_LOCAL_MEM_FENCE);
   if ((convert_int(get_local_id(0))) < 8) {
     B0_shared_ptr[(convert_int(get_local_id(0)))] = vload4(0, W1_ptr + ((convert_int(get_local_id(0))) * 4));
   }

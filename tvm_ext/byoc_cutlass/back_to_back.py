@@ -108,17 +108,22 @@ def _product_tile(config: GemmConfig, depth: int) -> ProductTile:
 
 
 def product_chain(
-    products: Sequence[CutlassProblem], epilogue_bytes: Sequence[float], output_itemsize: float
+    products: Sequence[CutlassProblem],
+    epilogue_bytes: Sequence[float],
+    output_itemsize: float,
+    instructions: Sequence[float] = (),
 ) -> ProductChain:
-    """Products one behind the other as the model of chains takes them."""
+    """Products one behind the other as the model of chains takes them; ``instructions`` are of each one's epilogue."""
     first = products[0]
     size = ELEMENTS[first.dtypes[0]].bits / 8
     chained = tuple(
         ChainProduct(
             columns=product.columns, depth=product.depth, weight_bytes=product.depth * product.columns * size,
-            epilogue_bytes=read_bytes,
+            epilogue_bytes=read_bytes, instructions=own,
         )
-        for product, read_bytes in zip(products, epilogue_bytes, strict=True)
+        for product, read_bytes, own in zip(
+            products, epilogue_bytes, instructions or [0.0] * len(products), strict=True
+        )
     )  # fmt: skip
     return ProductChain(
         rows=first.rows, products=chained, dtype=first.arithmetic, itemsize=int(size),
@@ -126,10 +131,11 @@ def product_chain(
     )  # fmt: skip
 
 
-def joined_chain(parts: Sequence[CutlassProblem], epilogues: Sequence[Epilogue]) -> ProductChain:
+def joined_chain(parts: Sequence[CutlassProblem], epilogues: Sequence[Epilogue], device: DeviceSpec) -> ProductChain:
     """`product_chain` of products with their epilogues."""
     read = [epilogue.read_bytes(part.rows, part.columns) for part, epilogue in zip(parts, epilogues, strict=True)]
-    return product_chain(parts, read, ELEMENTS[epilogues[-1].out_dtype].bits / 8)
+    computed = [epilogue.instructions(device) for epilogue in epilogues]
+    return product_chain(parts, read, ELEMENTS[epilogues[-1].out_dtype].bits / 8, computed)
 
 
 def check_pair(first: CutlassProblem, then: CutlassProblem) -> None:
@@ -155,5 +161,5 @@ def least_chain_us(regions: Sequence[CutlassRegion], device: DeviceSpec) -> floa
             return None
         if (first.rows, first.columns) != (then.rows, then.depth):
             return None
-    tiles = construct_chain(joined_chain(problems, epilogues), device, "matrix units")
+    tiles = construct_chain(joined_chain(problems, epilogues, device), device, "matrix units")
     return tiles.ranked[0][1].time_s * 1e6 if tiles.ranked else None

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+from tvm_ext.cost.epilogue_traffic import instructions_of
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError
 from tvm_ext.records.partition import ACCUMULATOR, REDUCTION_STEPS, CutlassRegion, EpilogueOperand
 
@@ -101,6 +103,17 @@ class Epilogue:
             each = prod(operand.shape(rows, columns)) * element(operand.dtype).bits
             bits += each * (batch if operand.batch_stride else 1)
         return bits / 8
+
+    def instructions(self, device: DeviceSpec) -> float:
+        """Of one value on the vector units, in multiply-adds, without the conversion of sums that all kernels have.
+
+        Two neighbours of a row or matrix are read at once.
+        """
+        count = len(self.operands) / 2.0
+        for node in ast.walk(self.tree()):
+            name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+            count += instructions_of(name, device) if name else isinstance(node, ast.BinOp)
+        return count
 
     def tree(self) -> ast.expr:
         """The expression of one value, parsed, without the reduction around it; raises as the constructor."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from math import gcd
 from typing import Literal
 
-from tvm_ext.cost.epilogue_traffic import instructions_of
+from tvm_ext.cost.epilogue_traffic import beside, instructions_us
 from tvm_ext.cost.gpu_chain import ProductChain, Residence, predict_chain
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
@@ -43,6 +43,8 @@ _WARP_COLUMNS = (16, 32, 64, 128)
 _DEPTHS = (32, 64)
 _STAGES = (3, 4)
 _COLUMNS = (16, 32, 64, 96, 128, 160, 192, 256)
+WARP_GROUP_ROWS = 64
+"""Of a result, by one wgmma of a warp group."""
 _RESIDENCES: tuple[Residence, ...] = ("registers", "shared memory")
 
 AnyPair = PairConfig | StreamedPairConfig
@@ -70,7 +72,7 @@ class PairFamily(TemplateFamily[AnyPair]):
     @cached_property
     def chain(self) -> ProductChain:
         """As the model of chains takes a problem that some template serves."""
-        return joined_chain((self.problem, self.then), (self.first, self.second))
+        return joined_chain((self.problem, self.then), (self.first, self.second), self.device)
 
     def candidates(self) -> Iterator[AnyPair]:
         if self.why_unserved is not None:
@@ -207,9 +209,9 @@ class PairFamily(TemplateFamily[AnyPair]):
         return None
 
     def _streamed_time(self, config: StreamedPairConfig) -> PredictedTime:
-        """A warp group multiplies, changes what it has made and multiplies that, one after another; the other fills
-        the copies' latency. Behind it changes and stores its sums. All of both second factors pass through L2 for each
-        threadblock, and so does what the second epilogue reads.
+        """A warp group multiplies, changes what it has made and multiplies that, one after another; the others multiply
+        meanwhile. All of both second factors pass through L2 for each threadblock, and so does what the second epilogue
+        reads.
         """
         device, machine, (rows, columns, most) = self.device, Machine(self.device), config.tile
         blocks, steps = ceil_div(self.problem.rows, rows), ceil_div(self.problem.columns, columns)
@@ -217,11 +219,11 @@ class PairFamily(TemplateFamily[AnyPair]):
         gflops, flops = device.peak_gflops_of(key), 4.0 * rows * columns * most
         assert gflops is not None
         units = device.unit_count
-        changed_us = 1.0 / (machine.results_per_s("float32") / units / 1e6)
         multiply_us = flops / (gflops / units * 1e3)
-        change_us = rows * columns * changed_us * (1.0 + _instructions(self.first, device))  # the conversion
-        behind_us = rows * most * changed_us * _instructions(self.second, device)
-        units_us = ceil_div(blocks, units) * (steps * (multiply_us + change_us) + behind_us + latency_us(device))
+        first, second = (part.instructions for part in self.chain.products)
+        change_us = units * instructions_us(rows * (steps * columns * first + most * second), device)
+        block_us = beside(steps * multiply_us, change_us, ceil_div(rows, WARP_GROUP_ROWS))
+        units_us = ceil_div(blocks, units) * (block_us + latency_us(device))
         traffic = steps * columns * 2.0 * most * 2.0 + self.second.read_bytes(rows, self.then.columns)
         l2_us = blocks * traffic / (l2_gb_per_s(device) * 1e3)
         busy_us = max(units_us, l2_us, self.chain.least_bytes / (global_gb_per_s(device) * 1e3))
@@ -278,15 +280,6 @@ class PairFamily(TemplateFamily[AnyPair]):
             return WIDE, WIDE
         a, b = self.problem.operands
         return a.alignment, gcd(b.alignment, self.then.operands[1].alignment)
-
-
-def _instructions(epilogue: Epilogue, device: DeviceSpec) -> float:
-    """Of one element; two neighbours of a row or matrix are read at once."""
-    count = len(epilogue.operands) / 2.0
-    for node in ast.walk(epilogue.tree()):
-        name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
-        count += instructions_of(name, device) if name else isinstance(node, ast.BinOp)
-    return count
 
 
 def _divides(epilogue: Epilogue) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from tvm_ext.cost.epilogue_traffic import beside, instructions_us
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import UNKNOWN_CACHE_RATE, Machine
 from tvm_ext.devices.occupancy import GLOBAL, SHARED, blocks_per_unit
@@ -41,7 +42,9 @@ class ProductClock(ProductRules):
         last = blocks - (waves - 1) * device.unit_count * resident
         held = (waves - 1) * resident + ceil_div(last, device.unit_count)  # blocks that the busiest unit works through
         step_us = max(self._tile_step_us(config, resident), issue_us)
-        tile_us = steps * step_us + self._store_us(config, resident)
+        workers = resident + (1 if config.schedule == "pingpong" else 0)
+        change_us = device.unit_count * instructions_us(m * n * self._instructions, device)
+        tile_us = beside(steps * step_us, change_us, workers) + self._store_us(config, workers)
         units_us = held * tile_us + waves * latency_us(device)
         copied = m / config.cluster[1] + n / config.cluster[0]  # one copy of a tile for a cluster's row or column
         traffic = blocks * steps * copied * k * self.multiplier.bits / 8
@@ -65,11 +68,14 @@ class ProductClock(ProductRules):
         arrival_us = latency_us(self.device) / ((config.stages - 1) * resident)
         return max(multiply_us, self._shared_us(config), arrival_us)
 
-    def _store_us(self, config: GemmConfig, resident: int) -> float:
-        """Writing a tile's result, as far as no other tile of the unit is multiplied meanwhile."""
-        overlaps = resident + (1 if config.schedule == "pingpong" else 0)
+    def _store_us(self, config: GemmConfig, workers: int) -> float:
+        """Writing a tile's result, as far as none of the ``workers`` multiplies another tile of the unit meanwhile."""
         stored = self.epilogue.stored_elements(*config.threadblock[:2]) * self.out.bits / 8
-        return stored / (l2_gb_per_s(self.device) / self.device.unit_count * 1e3) / overlaps
+        return stored / (l2_gb_per_s(self.device) / self.device.unit_count * 1e3) / workers
+
+    @cached_property
+    def _instructions(self) -> float:
+        return self.epilogue.instructions(self.device)
 
     @cached_property
     def known_peak(self) -> str:

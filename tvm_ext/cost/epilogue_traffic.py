@@ -87,6 +87,14 @@ def instructions_of(step: str, device: DeviceSpec) -> float:
     return plain + sum(map(Machine(device).instructions, functions))
 
 
+def beside(multiply: float, change: float, workers: int) -> float:
+    """Time of matrix units and of vector units, which take turns in each of a unit's ``workers``, blocks say.
+
+    One worker does both in turn: 3 and 1 are 4. Of four, three multiply while one changes what it has made: 3.25.
+    """
+    return max(multiply + change / workers, change + multiply / workers)
+
+
 def instructions_us(count: float, device: DeviceSpec) -> float:
     """Time of so many instructions of single lanes on the vector units."""
     rate = Machine(device).results_per_s("float32")

@@ -21,6 +21,8 @@ from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
 from tvm_ext.support.arithmetic import ceil_div
 
+from .epilogue_traffic import US_PER_S, beside, instructions_us
+
 Residence = Literal["registers", "shared memory"]
 """Where the values between two products stay."""
 
@@ -35,12 +37,16 @@ WARPS_PER_TEU = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChainProduct:
-    """One product of a chain: its columns, its reduction, and bytes that its epilogue reads from memory."""
+    """One product of a chain: its columns, its reduction, and bytes that its epilogue reads from memory.
+
+    ``instructions`` are those of the epilogue for each result, by the rate of multiply-adds.
+    """
 
     columns: int
     depth: int
     weight_bytes: float
     epilogue_bytes: float = 0.0
+    instructions: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +163,10 @@ class ChainTime:
 
 
 def predict_chain(chain: ProductChain, tile: ChainTile, device: DeviceSpec) -> ChainTime:
-    """Time of the chain's kernel; compute, shared memory and global memory overlap, so that the slowest binds."""
+    """Time of the chain's kernel; compute, shared memory and global memory overlap, so that the slowest binds.
+
+    What epilogues compute on vector units is hidden where other blocks of the unit use its matrix units meanwhile.
+    """
     machine, blocks = Machine(device), ceil_div(chain.rows, tile.rows)
     rounds = ceil_div(blocks, device.unit_count)  # blocks that the busiest unit runs
     resident = max(1, min(blocks_per_unit(tile.use, device), rounds))
@@ -165,7 +174,12 @@ def predict_chain(chain: ProductChain, tile: ChainTile, device: DeviceSpec) -> C
     steps = [product.depth * product.steps for product in tile.products]
     work = sum(2.0 * tile.rows * p.columns * depth for p, depth in zip(tile.products, steps, strict=True))
     rate = _rate(chain.dtype, tile.units, device)
-    compute = rounds * work * device.unit_count / (rate * filled)
+    multiply = rounds * work * device.unit_count / (rate * filled)
+    changed = sum(
+        tile.rows * p.columns * one.instructions for p, one in zip(tile.products, chain.products, strict=True)
+    )
+    change = rounds * device.unit_count * instructions_us(changed, device) / US_PER_S / filled
+    compute = beside(multiply, change, resident if tile.units == "matrix units" else 1)
     shared = rounds * _shared_traffic(chain, tile) * device.unit_count / (machine.rate("L1") * filled)
     weights = sum(p.columns * depth for p, depth in zip(tile.products, steps, strict=True))
     loaded = (tile.rows * steps[0] + weights) * chain.itemsize
@@ -194,10 +208,13 @@ def separate_s(chain: ProductChain, device: DeviceSpec, units: ChainUnits) -> fl
 
 def _roofs(chain: ProductChain, device: DeviceSpec, units: ChainUnits) -> list[tuple[float, float]]:
     """Of each product apart the least time of its arithmetic, and of its traffic with memory."""
-    return [
-        (_flops(one) / _rate(one.dtype, units, device), one.least_bytes / Machine(device).rate("L2"))
-        for one in chain.singles
-    ]
+    roofs = []
+    for one in chain.singles:
+        multiply, product = _flops(one) / _rate(one.dtype, units, device), one.products[0]
+        change = instructions_us(one.rows * product.columns * product.instructions, device) / US_PER_S
+        arithmetic = max(multiply, change) if units == "matrix units" else multiply + change
+        roofs.append((arithmetic, one.least_bytes / Machine(device).rate("L2")))
+    return roofs
 
 
 def _flops(single: ProductChain) -> float:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tvm_ext.cost.gpu_chain import ChainProduct, ChainUnits, ProductChain, predict_chain, separate_s, why_apart
 from tvm_ext.cost.gpu_chain_tiles import construct_chain, row_pitch, why_no_room
 from tvm_ext.devices.device_db import lookup
+from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import blocks_per_unit, shared_limit_bytes
 
 MI50 = lookup("amd-mi50")
@@ -52,6 +53,20 @@ def test_tiles_hold_all_columns_and_fit_the_device(units: ChainUnits, sizes: tup
         if tile.residence == "registers":
             assert all(product.across == 1 for product in tile.products)
         assert time.time_s > time.busy_s > 0
+
+
+@pytest.mark.parametrize("units", UNITS)
+def test_what_epilogues_compute_counts_in_one_kernel_and_apart(units: ChainUnits) -> None:
+    """Vector units compute it: as long for all products whichever way, where it takes longest of all."""
+    plain = halves(1 << 20, 64, 64, 64)
+    dear = replace(plain, products=tuple(replace(product, instructions=2000.0) for product in plain.products))
+    tile = construct_chain(plain, AMPERE, units).ranked[0][0]
+    change_s = 2 * plain.rows * 64 * 2000 / Machine(AMPERE).results_per_s("float32")
+    for fewer, more in (
+        (predict_chain(plain, tile, AMPERE).time_s, predict_chain(dear, tile, AMPERE).time_s),
+        (separate_s(plain, AMPERE, units), separate_s(dear, AMPERE, units)),
+    ):
+        assert fewer < change_s / 10 and more == pytest.approx(change_s, rel=0.1)
 
 
 @pytest.mark.parametrize("residence", ["registers", "shared memory"])

@@ -20,8 +20,10 @@ from tvm_ext.analysis.predicates import factors_of
 from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.cost.gpu_chain import ChainProduct, ChainTile, ChainTime, ChainUnits, ProductChain, separate_s, why_apart
 from tvm_ext.cost.gpu_chain_tiles import construct_chain
+from tvm_ext.cost.row_time import operations_per_point
 from tvm_ext.devices.gpu import FRAGMENT
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.persistent import ChainVerdict
 from tvm_ext.records.rprogram import LayerCost, Prediction, RProgram, RTile
@@ -130,7 +132,7 @@ def _chain(run: Sequence[TileGroup], operator: OperatorBody, device: DeviceSpec,
     if isinstance(links, str):
         return links
     units = _units(links, device)
-    chain = _shape(links, operator)
+    chain = _shape(links, operator, device)
     if isinstance(chain, str):
         return chain
     tiles = construct_chain(chain, device, units)
@@ -254,7 +256,7 @@ def _digits(expr: TensorExpr, positions: Sequence[int], access: Access) -> tuple
     return tuple(digits)
 
 
-def _shape(links: Sequence[ChainLink], operator: OperatorBody) -> ProductChain | str:
+def _shape(links: Sequence[ChainLink], operator: OperatorBody, device: DeviceSpec) -> ProductChain | str:
     """The chain's extents and traffic; a reason where they do not fit each other."""
     products = []
     rows = 0
@@ -267,6 +269,7 @@ def _shape(links: Sequence[ChainLink], operator: OperatorBody) -> ProductChain |
                 depth=extents[2],
                 weight_bytes=_read_bytes(link, link.form.column_input),
                 epilogue_bytes=_epilogue_bytes(link),
+                instructions=sum(operations_per_point(own, Machine(device)) for own in link.group.epilogue),
             )
         )
     made = made_by(links[-1].group)

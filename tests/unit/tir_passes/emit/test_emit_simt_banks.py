@@ -126,6 +126,23 @@ def test_a_strided_window_is_stored_by_phase():
     assert row == [0, box.phase_strides[3], 1, box.phase_strides[3] + 1, 2]
 
 
+def test_long_rows_of_a_strided_window_are_copied_as_they_lie_in_memory():
+    """Sorted by phase, 32 lanes would ask for the eight sectors of 64 columns, and 32 others for the same once more."""
+    func = conv2d(128, 3, (230, 230), 64, (7, 7), 2).func
+    anchor = anchor_of(func)
+    program = construct(anchor.expr, V100, k=1).programs[0]
+    sizes = {"nn": 1, "ff": 16, "yy": 2, "xx": 56, "rc": 3, "ry": 7, "rx": 7}
+    tiling = _tiling(with_tiles(program, {"nn": 1, "ff": 4, "yy": 1, "xx": 7}, sizes), func)
+    tiling, operands = plan_operands(tiling, anchor.prologue, V100)
+    box, shape = operands[0].box, operands[0].shape
+    assert box is not None and shape is not None
+    assert box.phases == (1, 1, 1, 2)
+    assert [int(column) for column in shape.offsets(LANES, 0)[3]] == list(range(32))
+    patterns = [read_pattern(box.box, tiling, box.width), *write_patterns(box, shape, tiling.thread_count)]
+    assert not any(float(pattern.conflicts([box], 4, SHARED)[0]) for pattern in patterns)
+    assert box.elements < 1.25 * int(np.prod(box.box.shape(tiling.tile)))
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),

@@ -44,7 +44,8 @@ MAX_UNROLLED_ROUNDS = 8  # a choice: bounds the code of a copy
 def copy_shapes(box: Box, tiling: SimtTiling, sizes: Sequence[int]) -> list[CopyShape]:
     """How a box of ``sizes`` may be copied.
 
-    In lines of memory; in patches of a sector's width and many rows; in lines that end where a warp ends.
+    In lines of memory; in patches of a sector's width and many rows; in lines that end where a warp ends; columns of a
+    strided window also in the order of their phases.
     """
     phased = bool(sizes) and window_stride(box, len(sizes) - 1, tiling) > 1  # rows are sorted one by one
     longest = 1 if phased else _run_length(box, sizes)
@@ -81,8 +82,9 @@ def _run_shapes(box: Box, tiling: SimtTiling, sizes: Sequence[int], run: int) ->
     phase = window_stride(box, len(sizes) - 1, tiling) if sizes else 1
     if phase > 1 and width == 1 and run == 1:
         by_phase = phase * ceil_div(units, phase)
-        line = replace(line, phase=phase, patch=by_phase, row_units=by_phase)
-        return [line, *_ended(line, by_phase)]
+        phased = replace(line, phase=phase, patch=by_phase, row_units=by_phase)
+        in_order = [line, *_ended(line, units)] if units > WARP else []  # shorter rows are asked for once anyway
+        return [*in_order, phased, *_ended(phased, by_phase)]
     shapes = [line]
     patch = max(1, int(SECTOR_BYTES // (itemsize_bytes(box.dtype) * width)))
     whole = ceil_div(units, patch) * patch
