@@ -23,6 +23,7 @@ EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 CELL_TIMEOUT_S = 600
+EVERYDAY = "slow_model"
 SMALLER = {
     "quickstart": {'"squeezenet"': '"mlp"'},
     "own_passes": {'"squeezenet"': '"mlp"'},
@@ -125,8 +126,11 @@ def _with_smaller_models(notebook: Any, stem: str) -> None:
 
 
 @whole_or_smaller
-@pytest.mark.sampled(every=2)
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[] if path.stem == EVERYDAY else pytest.mark.slow) for path in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 def test_notebook_runs(path: Path, is_whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("nbclient", "ipykernel", "matplotlib", "onnxruntime"):
         pytest.importorskip(package, reason=f"executing notebooks needs {package}")

@@ -123,8 +123,8 @@ def test_long_thin_products() -> None:
 
 
 def test_long_rows() -> None:
-    x = np.abs(normal(1 << 22))
-    assert_close(run(lambda a: relax.op.sum(a), x), wide(x).sum(), allowed=6e-8 * 2 * 2048)
+    x = np.abs(normal(1 << 20))
+    assert_close(run(lambda a: relax.op.sum(a), x), wide(x).sum(), allowed=6e-8 * 2 * 1024)
     row = x.reshape(1, -1)
     powers = np.exp(wide(row) - row.max())
     assert_close(run(lambda a: relax.op.nn.softmax(a), row), powers / powers.sum(), allowed=1e-4)
