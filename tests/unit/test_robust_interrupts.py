@@ -88,6 +88,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_and_the_next_build_works(pass_name: str)
 
 
 @pytest.mark.sampled(every=4)
+@pytest.mark.slow  # tests/attack/test_kills.py kills builders everyday
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
 @pytest.mark.parametrize("pass_name", ["tvm_ext.ConstructKernels", "kernel 1 of 1: fused_matmul_relu"])
 def test_a_build_that_is_killed_leaves_no_half_written_file(
