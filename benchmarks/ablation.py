@@ -120,10 +120,7 @@ def irregular(name: str, model: Any, device: DeviceSpec, target: Any, rounds: in
 def small(name: str, model: Any, device: DeviceSpec, target: Any, rounds: int) -> list[Variant]:
     """Figure 16 for one operator on all cores: as constructed for one core, and shrunk until all have work."""
     case = prepare(name, model, device, target, 1)
-    variants = {
-        "original": (case, first_program(case, shrink_small=False)),
-        "shrunk": (case, first_program(case)),
-    }
+    variants = {"original": (case, first_program(case, shrink_small=False)), "shrunk": (case, first_program(case))}
     return measure("Figure 16", variants, rounds, clock=perf_counter)
 
 

@@ -80,10 +80,6 @@ class _Turns:
         return turns * (period // count) + np.bincount(units, minlength=count)
 
 
-BASELINES = {
-    "round-robin": schedule_round_robin,
-    "zig-zag": schedule_zigzag,
-    "shared-queue": schedule_shared_queue,
-}
+BASELINES = {"round-robin": schedule_round_robin, "zig-zag": schedule_zigzag, "shared-queue": schedule_shared_queue}
 for _name, _policy in BASELINES.items():
     register_policy(_name, _policy)

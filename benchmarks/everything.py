@@ -63,6 +63,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "gpu/pipelining.py --device nvidia-a100",
         "gpu/pipelining.py --device nvidia-h200",
         "gpu/pipelining_model.py",
+        "gpu/pipelining_networks.py",
         "gpu/interpret.py",
         "gpu/chains.py",
         "gpu/heuristics.py",

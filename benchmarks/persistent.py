@@ -32,14 +32,7 @@ from rich.table import Table
 
 from benchmarks.networks.graph import GraphWriter, he_normal, small_normal
 from tvm_ext.bench.compare import BenchResult, bench
-from tvm_ext.bench.contenders import (
-    ONNX_RUNTIME,
-    OPENVINO,
-    OURS,
-    Contender,
-    prepare_openvino,
-    prepare_ours,
-)
+from tvm_ext.bench.contenders import ONNX_RUNTIME, OPENVINO, OURS, Contender, prepare_openvino, prepare_ours
 from tvm_ext.bench.environment import Placement, thread_count
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.hal import DeviceSpec

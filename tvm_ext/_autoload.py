@@ -90,15 +90,7 @@ def register_config_options() -> bool:
     """
     from tvm_ext import _native
 
-    if _native.is_loaded(_native.OPTIONS_LIBRARY):
-        return True
-    try:
-        loaded = _native.load(_native.OPTIONS_LIBRARY)
-    except (OSError, RuntimeError) as error:
-        _warn(f"tvm_ext's PassContext options are not available: {error}")
-        return False
-    _warn_of_outdated(_native.OPTIONS_LIBRARY)
-    return loaded
+    return _load(_native.OPTIONS_LIBRARY, "PassContext options are")
 
 
 def register_rammer_runtime() -> bool:
@@ -106,32 +98,38 @@ def register_rammer_runtime() -> bool:
 
     Its threads are held when Python ends.
     """
-    import atexit
-
     from tvm_ext import _native
 
     if _native.is_loaded(_native.RUNTIME_LIBRARY):
         return True
-    try:
-        if not _native.load(_native.RUNTIME_LIBRARY):
-            return False
-    except (OSError, RuntimeError) as error:
-        _warn(f"tvm_ext's runtime of rTasks is not available: {error}")
+    if not _load(_native.RUNTIME_LIBRARY, "runtime of rTasks is"):
         return False
-    _warn_of_outdated(_native.RUNTIME_LIBRARY)
+    import atexit
+
     import tvm_ffi
 
     atexit.register(tvm_ffi.get_global_func("tvm_ext.rammer.hold_other_threads"))
     return True
 
 
-def _warn_of_outdated(library: str) -> None:
-    """An old library loads and computes the right things, only slower or without what has come since."""
+def _load(library: str, what: str) -> bool:
+    """Load ``library`` once, with a warning where it does not load, and of an old one.
+
+    An old library computes the right things, only slower or without what has come since.
+    """
     from tvm_ext import _native
 
+    if _native.is_loaded(library):
+        return True
+    try:
+        loaded = _native.load(library)
+    except (OSError, RuntimeError) as error:
+        _warn(f"tvm_ext's {what} not available: {error}")
+        return False
     problem = _native.outdated(library)
     if problem is not None:
         _warn(f"tvm_ext: {'; '.join(problem)}")
+    return loaded
 
 
 def register_module_aliases() -> None:

@@ -91,13 +91,13 @@ __all__ = [
     "RelaxFunction", "RpcCode", "SBlock", "SBlockRealize", "Schedule", "ScheduleError", "Sequential", "Stmt",
     "StringImm", "Target", "TeTensor", "Tensor", "TensorIntrin", "TensorLoad", "Type", "Var", "VarBinding",
     "VirtualMachine", "WalkResult", "assert_structural_equal", "call_pure_extern",
-    "convert_onnx_operator", "copy_module", "cpu_dataflow_lower_passes", "cpu_finalize_passes", "cpu_legalize_passes",
+    "convert_onnx_operator", "copy_module", "cpu_dataflow_lower_passes", "cpu_finalize_passes",
     "cpu_library_dispatch_passes", "cuda_compute_version", "dpl", "expr_mutator", "expr_visitor",
     "finalize_device_passes", "functions_of", "gpu_dataflow_lower_passes", "gpu_finalize_passes",
     "gpu_library_dispatch_passes", "gpu_schedule_rules", "has_effects", "import_onnx", "ir", "llvm_get_intrinsic_name",
     "llvm_get_system_cpu", "load_json", "load_static_library", "mma_schedule", "module_pass", "new_vector_op",
     "nodes_in", "onnx_frontend", "onnx_operators", "pack_imports", "pass_instrument", "prim_func_pass", "ptx_call",
-    "register_intrin_lowering", "register_relax_pipeline", "register_tir_pipeline", "relax", "relax_function_pass",
+    "register_intrin_lowering", "register_relax_pipeline", "register_tir_pipeline", "relax",
     "relax_pipelines", "rpc", "rpc_listen", "rpc_serve_loop", "rpc_tracker", "s_tir", "save_json",
     "split_host_device_mods", "structural_equal", "structural_hash", "structural_map", "structural_mutate",
     "structural_walk", "sym", "target_has_feature", "te", "tensor", "tir_pipelines", "tirx", "topi", "tvm", "tvm_ffi",
@@ -172,7 +172,6 @@ for _error in (KeyboardInterrupt, *errors.ALL):
 ModuleAction = Callable[[IRModule, PassInfo], None]
 module_pass = tvm.transform.module_pass
 prim_func_pass = tirx.transform.prim_func_pass
-relax_function_pass = relax.transform.function_pass
 
 
 def pass_instrument(name: str, before: ModuleAction | None, after: ModuleAction | None) -> PassInstrument:
@@ -187,7 +186,6 @@ def pass_instrument(name: str, before: ModuleAction | None, after: ModuleAction 
 
 # `relax.pipeline.dataflow_lower_passes` raises AttributeError in this release; its per-target parts work.
 cpu_library_dispatch_passes = _cpu_pipeline.library_dispatch_passes
-cpu_legalize_passes = _cpu_pipeline.legalize_passes
 cpu_dataflow_lower_passes = _cpu_pipeline.dataflow_lower_passes
 cpu_finalize_passes = _cpu_pipeline.finalize_passes
 

@@ -15,12 +15,8 @@ _REMEDY = "\n  remedy: "
 class TvmExtError(Exception):
     """Base of every error that `tvm_ext` raises on purpose.
 
-    Parameters
-    ----------
-    problem
-        What is wrong, in one sentence, naming the operator, tensor, shape and limit concerned.
-    remedy
-        What the user can do about it; empty where there is nothing to do.
+    ``problem``: what is wrong, in one sentence, naming the operator, tensor, shape and limit concerned. ``remedy``:
+    what the user can do about it; empty where there is nothing to do.
     """
 
     def __init__(self, problem: str, remedy: str = "") -> None:

@@ -68,16 +68,22 @@ def from_onnx(
 
 
 def from_torch(
-    program: Any, shape: Mapping[str, Sequence[int | None]] | None = None
+    program: Any | str | os.PathLike[str],
+    shape: Mapping[str, Sequence[int | None]] | None = None,
+    dtype: Mapping[str, str] | None = None,
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
-    """Import a program of ``torch.export.export`` for inference. Needs torch (extra ``models``).
+    """Import a program of ``torch.export.export``, or of a file, for inference. Needs torch (extra ``models``).
 
     Parameters
     ----------
     program
-        A ``torch.export.ExportedProgram`` of a module in eval mode.
+        A ``torch.export.ExportedProgram`` of a module in eval mode, or a file: of ``torch.export.save`` or of
+        ``torch.jit.save``.
     shape
-        Shapes by input name; binds the dimensions that the program leaves open, e.g. ``{"x": (4, 3, 224, 224)}``.
+        Shapes by input name; binds the dimensions that the program leaves open, e.g. ``{"x": (4, 3, 224, 224)}``. Of
+        TorchScript all inputs need one.
+    dtype
+        Of a TorchScript file's inputs, where not float32.
 
     Returns
     -------
@@ -89,15 +95,19 @@ def from_torch(
     UnsupportedEnvironmentError
         where torch is missing.
     InputError
-        for what is no such program, and for a shape that does not fit it or leaves a dimension open.
+        for what is no such program or file, and for a shape that does not fit it or leaves a dimension open.
     ModelError
         for operators that cannot be imported, each with a node, or whose result would not be torch's.
     """
     from tvm_ext.relay_passes.pytorch.import_program import import_program
+    from tvm_ext.relay_passes.pytorch.read_file import read_program
 
-    start = time.perf_counter()
-    mod, params = import_program(program, shape)
-    mod = mod.with_attr(MODEL_NAME, "main")
+    start, title = time.perf_counter(), _title(program)
+    names: dict[str, str] = {}
+    if isinstance(program, str | os.PathLike):
+        program, shape, names = read_program(program, shape or {}, dtype or {})
+    mod, params = import_program(program, shape, names)
+    mod = mod.with_attr(MODEL_NAME, title)
     return mod.with_attr(IMPORT_SECONDS, time.perf_counter() - start), params
 
 

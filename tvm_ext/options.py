@@ -217,11 +217,7 @@ class BuildOptions:
     @classmethod
     def create(cls, **values: Any) -> BuildOptions:
         """`BuildOptions` from keyword arguments; an unknown name raises `OptionError` with the nearest known one."""
-        return cls.default().updated(**values)
-
-    @classmethod
-    def default(cls) -> BuildOptions:
-        return cls()
+        return cls().updated(**values)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

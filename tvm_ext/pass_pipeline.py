@@ -124,10 +124,10 @@ def recurrent_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.tran
 
 
 def narrowing_passes(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
-    """Narrow numbers as a CPU's instructions want them, behind what makes constants: bytes, exact floats, rounded."""
+    """Narrow numbers as instructions want them, behind what makes constants: bytes; on CPUs exact floats, rounded."""
     own = partial(own_time_us, target=target, device=device, options=options.updated(precision="float32"))
-    passes = [ExpandQuantised(), NarrowProducts(device), KeepHalves(device, own), *narrow_floats(device, options, own)]
-    return passes if device.kind == "cpu" and options.enable_roller is not False else []
+    floats = [KeepHalves(device, own), *narrow_floats(device, options, own)] if device.kind == "cpu" else []
+    return [ExpandQuantised(), NarrowProducts(device), *floats] if options.enable_roller is not False else []
 
 
 def layout_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
@@ -287,14 +287,6 @@ def rammer_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transfo
     return [SplitLaunches(device), schedules, MergeRTasks(device, compiled_use), CallMerged()]
 
 
-def lowering_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
-    """From kernels in a graph to what the Relax VM executes: stock TVM's passes in stock TVM's order."""
-    cpu = (cpu_dataflow_lower_passes, cpu_finalize_passes)
-    dataflow_lower, finalize = cpu if is_cpu(target) else (gpu_dataflow_lower_passes, gpu_finalize_passes)
-    # Reshapes are views already, and this pass fails on kernels that are not in the form LegalizeOps gives them.
-    return [*(item for item in dataflow_lower(target) if item.info.name != "RewriteDataflowReshape"), *finalize(target)]
-
-
 def is_cpu(target: tvm.target.Target) -> bool:
     return str(target.kind.name) == "llvm"
 
@@ -330,8 +322,12 @@ def operator_pipeline(target: tvm.target.Target, device: DeviceSpec, options: Bu
 
 
 def lowering_pipeline(target: tvm.target.Target) -> tvm.transform.Sequential:
-    """Every pass after the kernels and their schedules."""
-    return tvm.transform.Sequential(lowering_passes(target), name="tvm_ext.lowering")
+    """From kernels in a graph to what the Relax VM executes: stock TVM's passes in stock TVM's order."""
+    cpu = (cpu_dataflow_lower_passes, cpu_finalize_passes)
+    dataflow_lower, finalize = cpu if is_cpu(target) else (gpu_dataflow_lower_passes, gpu_finalize_passes)
+    # Reshapes are views already, and this pass fails on kernels that are not in the form LegalizeOps gives them.
+    passes = [item for item in dataflow_lower(target) if item.info.name != "RewriteDataflowReshape"]
+    return tvm.transform.Sequential([*passes, *finalize(target)], name="tvm_ext.lowering")
 
 
 def relax_pipeline(**settings: Any) -> tvm.transform.Pass:

@@ -33,10 +33,7 @@ from tvm_ext.support.limits import notes_of
 from tvm_ext.support.pass_clock import PassClock
 from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN
 
-_KERNEL_PASSES = {
-    "tvm_ext.ConstructKernels": "kernel construction",
-    "tvm_ext.PackConstants": "packing constants",
-}
+_KERNEL_PASSES = {"tvm_ext.ConstructKernels": "kernel construction", "tvm_ext.PackConstants": "packing constants"}
 _DISTRIBUTIONS = ("tvm_ext", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx")
 
 

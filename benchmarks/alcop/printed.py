@@ -13,7 +13,7 @@ from tvm_ext.autotune.cpu_space import CpuTileSpace
 from tvm_ext.autotune.gpu_space import MatrixTileSpace
 from tvm_ext.cost.pipeline_equations import bytes_per_s, register_load, throughput
 from tvm_ext.cost.pipeline_model import PipelineLatency, predict
-from tvm_ext.cost.pipeline_workload import LoopCounts, PipelineWorkload
+from tvm_ext.cost.pipeline_workload import Counted, PipelineWorkload
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import GLOBAL, SHARED
 from tvm_ext.support.arithmetic import ceil_div
@@ -84,7 +84,7 @@ def predict_bottleneck(workload: PipelineWorkload, device: DeviceSpec) -> Bottle
     return Bottleneck(compute_s=float(compute), shared_memory_s=float(shared_memory), memory_s=float(memory))
 
 
-def bottleneck_terms(counts: LoopCounts, device: DeviceSpec) -> tuple[Quantity, Quantity, Quantity]:
+def bottleneck_terms(counts: Counted, device: DeviceSpec) -> tuple[Quantity, Quantity, Quantity]:
     """Seconds of arithmetic, of shared memory and of memory, each fully used (§5.4's simpler model)."""
     trips = counts.blocks * counts.shared_trips
     inner = trips * counts.register_trips

@@ -4,7 +4,7 @@
     python benchmarks/gpu/bundle.py build/gpu-bundle --device nvidia-h200 --only gemm_float16_4096 --candidates 10
     python benchmarks/gpu/bundle.py build/gpu-bundle --python 3.12          # the Python of the machine with the GPU
     python benchmarks/gpu/bundle.py build/gpu-bundle --ablation --only roller_matmul   # with ablation.py's variants
-    python benchmarks/gpu/bundle.py build/gpu-bundle --pipelining   # ALCOP's list, all its ablations
+    python benchmarks/gpu/bundle.py build/gpu-bundle --pipelining   # ALCOP's operators and networks, all its ablations
     python benchmarks/gpu/bundle.py build/gpu-bundle --templates 16 --only gemm_float16   # CUTLASS's, the best 16 each
 
 There: ``python3 gpu-bundle/run.py --output results.jsonl``. The folder holds TVM's runtime (not its compiler), a
@@ -28,7 +28,7 @@ from typing import Annotated, Any
 
 import ablation_variants
 import typer
-from bundle_code import DLIGHT, OURS, Settings, export, first_line
+from bundle_code import DLIGHT, OURS, PIPELINING_MODES, Settings, export, first_line
 from bundle_models import make_model_entry
 from bundle_profile import add_profile
 from bundle_runtime import copy_job_server, copy_runtime
@@ -38,6 +38,7 @@ from lists import BOLT_GROUPS, alcop, standard_cases
 from manifest import NAME, SIZE_LIMIT_BYTES, STEPS, BundleError, Entry, Manifest, Program, digest, to_json
 from model_graphs import choose
 from models import MODELS, Model
+from pipelining_networks import alcop_models
 from programs import function_name, program
 from schedules import BUNDLED
 
@@ -69,15 +70,6 @@ CHAIN = "chain"
 THREADS = 2
 _ONE_PROGRAM = Lock()
 """TVM's operators are written by one thread at a time: the tag of each is a global."""
-
-
-PIPELINING_MODES: Mapping[str, Mapping[str, Any]] = {
-    "ours_unpipelined": {"enable_pipelining": False},
-    "ours_double": {"enable_pipelining": True, "pipelining": "double"},
-    "ours_multistage": {"enable_pipelining": True, "pipelining": "multistage"},
-    "ours_full": {"enable_pipelining": True, "pipelining": "full"},
-}
-"""The same tiles with each part of pipelining (ALCOP §5.1); "ours" is what a build makes, which may be any of them."""
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------
@@ -263,7 +255,9 @@ def main(
     candidates: Annotated[int, typer.Option(help="forms of our kernel per case")] = 1,
     python: Annotated[str, typer.Option(help="version on the machine with the GPU")] = "3.12",
     ablation: Annotated[bool, typer.Option(help="the ablations' cases, and their variants as contenders")] = False,
-    pipelining: Annotated[bool, typer.Option(help="ALCOP's operators, with each part of pipelining")] = False,
+    pipelining: Annotated[
+        bool, typer.Option(help="ALCOP's operators and networks, with each part of pipelining")
+    ] = False,
     templates: Annotated[int, typer.Option(help="of CUTLASS's for each product, best first; 0: none")] = 1,
     profile: Annotated[bool, typer.Option(help="and programs for profile_templates.py")] = False,
     microbench: Annotated[bool, typer.Option(help="and the program that measures the GPU's row")] = True,
@@ -280,7 +274,8 @@ def main(
     listed = ablation_variants.all_cases() if ablation else standard_cases(WORKLOAD)
     if pipelining:
         listed = list(alcop(WORKLOAD.with_name("alcop_ops.csv")))
-    chosen, models = choose(listed, {} if ablation or pipelining else {**MODELS, **BUNDLED}, only or [])
+    whole = alcop_models() if pipelining else {**MODELS, **BUNDLED}
+    chosen, models = choose(listed, {} if ablation else whole, only or [])
     settings = Settings(
         device=row,
         target=target,

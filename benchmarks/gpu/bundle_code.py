@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,13 @@ from tvm_ext.toolchains.cuda_toolchain import CompiledCuda, compile_cuda
 from tvm_ext.toolchains.device_modules import assembly, replace_source
 
 OURS, DLIGHT = "ours", "dlight"
+PIPELINING_MODES: Mapping[str, Mapping[str, Any]] = {
+    "ours_unpipelined": {"enable_pipelining": False},
+    "ours_double": {"enable_pipelining": True, "pipelining": "double"},
+    "ours_multistage": {"enable_pipelining": True, "pipelining": "multistage"},
+    "ours_full": {"enable_pipelining": True, "pipelining": "full"},
+}
+"""The same tiles with each part of pipelining (ALCOP §5.1); "ours" is what a build makes, which may be any of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from typing import Any
 
-from bundle_code import DLIGHT, OURS, Settings, export, first_line
+from bundle_code import DLIGHT, OURS, PIPELINING_MODES, Settings, export, first_line
 from manifest import Entry, Program
 from model_graphs import CompiledModel, ModelCase, compile_model, flops_of, model_case
 from models import Model
@@ -24,14 +25,19 @@ CONTENDERS: Mapping[str, BuildOptions] = {
 def make_model_entry(name: str, model: Model, settings: Settings) -> Entry:
     """The code of a whole model by all contenders, without its weights, and its graph for the references.
 
-    Schedules are a contender of the models that ask for them: nvcc takes minutes for those of deep networks.
+    Schedules are a contender of the models that ask for them: nvcc takes minutes for those of deep networks. Modes of
+    pipelining are, where the bundle is of those, with products apart as ALCOP has them.
     """
     device = settings.device.name
     made = model_case(name, model.build(), device, model.below, model.group, model.tolerance)
     programs: list[Program] = []
     refusals: dict[str, str] = {}
     flops = 0.0
-    for contender, options in CONTENDERS.items():
+    contenders = dict(CONTENDERS)
+    if settings.pipelining:
+        apart: dict[str, Any] = {"enable_persistent_fusion": False}
+        contenders |= {name: BuildOptions.create(**apart, **mode) for name, mode in PIPELINING_MODES.items()}
+    for contender, options in contenders.items():
         if contender == SCHEDULED and not model.scheduled:
             continue
         try:

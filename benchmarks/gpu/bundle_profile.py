@@ -47,11 +47,7 @@ class _Nothing:
 
 
 def add_profile(
-    cases: Sequence[Case],
-    device: DeviceSpec,
-    folder: Path,
-    cache: KernelCache,
-    limits: ScreeningLimits | None = None,
+    cases: Sequence[Case], device: DeviceSpec, folder: Path, cache: KernelCache, limits: ScreeningLimits | None = None
 ) -> str:
     """Put the programs for ``cases`` into the bundle ``folder``; answers how many, in a sentence."""
     limits = limits or ScreeningLimits()

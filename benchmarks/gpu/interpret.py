@@ -43,7 +43,8 @@ from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.verify.build_check import KernelCheck, check_kernel, check_module
-from tvm_ext.verify.verification import OutputError, cpu_reference, errors_of
+from tvm_ext.verify.cpu_reference import cpu_reference
+from tvm_ext.verify.verification import OutputError, errors_of
 
 DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")
 

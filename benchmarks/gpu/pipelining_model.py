@@ -29,7 +29,7 @@ import typer
 from _common import current_environment, progress, result_path, show, write_results
 from cases import Case
 from lists import alcop
-from pipelining_tiles import Tile, tiles_of
+from pipelining_tiles import MODES, Tile, tiles_of
 from rich.table import Table
 from scipy.stats import spearmanr
 
@@ -43,16 +43,6 @@ from tvm_ext.errors import IllegalRewrite
 WORKLOAD = Path(__file__).resolve().parent.parent / "workloads" / "alcop_ops.csv"
 DEVICES = ("nvidia-a100", "nvidia-h200")
 TILES = 40
-SHARED_STAGES = tuple(range(1, 9))
-REGISTER_STAGES = (1, 2, 3, 4)
-
-MODES: dict[str, tuple[Sequence[int], Sequence[int]]] = {
-    "double": ((1, 2), (1,)),
-    "multistage": (SHARED_STAGES, (1,)),
-    "full": (SHARED_STAGES, REGISTER_STAGES),
-}
-"""Stages of shared memory and of registers that a mode may take: the ablation of the paper's §5.1."""
-
 PAPER = {"double": 1.01, "multistage": 1.13, "full": 1.23}
 """§5.1, measured on an A100: averages over vanilla TVM, each with its own best schedule.
 

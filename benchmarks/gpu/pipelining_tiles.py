@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -22,6 +23,16 @@ from tvm_ext.tir_passes.plan.anchors import construct_gpu_anchor
 from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from tvm_ext.tir_passes.plan.plan_kernels import TileGroup
 from tvm_ext.tir_passes.roller.construct_mma import tile_of_matrix
+
+SHARED_STAGES = tuple(range(1, 9))
+REGISTER_STAGES = (1, 2, 3, 4)
+
+MODES: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
+    "double": ((1, 2), (1,)),
+    "multistage": (SHARED_STAGES, (1,)),
+    "full": (SHARED_STAGES, REGISTER_STAGES),
+}
+"""Stages of shared memory and of registers that a mode may take: the ablation of the paper's §5.1."""
 
 CONSTRUCTED = 400
 """Tiles constructed for each operator, among which 40 without split-K are found."""
@@ -65,11 +76,7 @@ def tiles_of(case: Case, device: DeviceSpec) -> list[Tile]:
     anchor = construct_gpu_anchor(group, operator, device, options)
     expr = anchor.expr
     return [
-        Tile(
-            label=_label(item),
-            split_k=_splits(item, expr) > 1,
-            workload=workload_of_program(item, expr, device),
-        )
+        Tile(label=_label(item), split_k=_splits(item, expr) > 1, workload=workload_of_program(item, expr, device))
         for item in anchor.construction.programs
     ]
 

@@ -20,11 +20,7 @@ from tvm_ext.records.partition import CutlassProblem
 PACKAGE = "nvidia-matmul-heuristics"
 MODULE = "nvMatmulHeuristics"
 
-GPUS = {
-    "nvidia-a100": "A100_SXM_80GB",
-    "nvidia-h100": "H100_SXM",
-    "nvidia-h200": "H200_SXM",
-}
+GPUS = {"nvidia-a100": "A100_SXM_80GB", "nvidia-h100": "H100_SXM", "nvidia-h200": "H200_SXM"}
 """Our device tables' names and the package's."""
 
 _PRECISIONS = {

@@ -42,6 +42,7 @@ class EncoderShape:
 
 BERT_BASE = EncoderShape(hidden_size=768, intermediate_size=3072, heads=12, layers=12, norm_epsilon=1e-12)
 BERT_BASE_LAYER = replace(BERT_BASE, layers=1)
+BERT_LARGE = EncoderShape(hidden_size=1024, intermediate_size=4096, heads=16, layers=24, norm_epsilon=1e-12)
 BERT_BASE_TABLES = {"word": 30522, "position": 512, "token_type": 2}
 """Rows of the embedding tables."""
 
@@ -56,35 +57,39 @@ def build_bert_base_layer(*, batch: int, sequence: int, seed: int) -> onnx.Model
     graph = GraphWriter("bert_base_layer")
     size = (batch, sequence, shape.hidden_size)
     hidden = graph.input("hidden_states", size)
-    mask = _additive_mask(graph, graph.input("attention_mask", (batch, sequence), TensorProto.INT64))
-    writer = _EncoderWriter(graph, _random_layer(shape, seed), shape, batch, sequence)
+    mask = additive_mask(graph, graph.input("attention_mask", (batch, sequence), TensorProto.INT64))
+    writer = EncoderWriter(graph, random_layer(shape, seed), shape, batch, sequence)
     graph.output(writer.layer("encoder.layer.0", hidden, mask, name="output"), size)
     return graph.model({"weights": f"random, seed {seed}"})
 
 
 def build_bert_base(*, batch: int, sequence: int, seed: int, layers: int = BERT_BASE.layers) -> onnx.ModelProto:
-    """BERT base (Devlin et al. 2019), uncased, with its pooler: 110 million random weights, 438 MB.
+    """BERT base with its first ``layers``: `build_bert`; all of them are 110 million weights, 438 MB."""
+    return build_bert(replace(BERT_BASE, layers=layers), batch=batch, sequence=sequence, seed=seed)
+
+
+def build_bert(shape: EncoderShape, *, batch: int, sequence: int, seed: int) -> onnx.ModelProto:
+    """BERT of ``shape`` (Devlin et al. 2019), uncased, with its pooler and random weights.
 
     Inputs ``input_ids``, ``attention_mask``, ``token_type_ids``: int64 [batch, sequence]; outputs ``last_hidden_state``
-    float32 [batch, sequence, 768] and ``pooler_output`` float32 [batch, 768]. Fewer ``layers`` are the first ones of
+    float32 [batch, sequence, hidden] and ``pooler_output`` float32 [batch, hidden]. Fewer layers are the first ones of
     the whole model. Raises InputError where ``sequence`` exceeds the position table (512).
     """
     limit = BERT_BASE_TABLES["position"]
     if sequence > limit:
-        raise InputError(f"bert_base: sequence {sequence} exceeds its {limit} positions", f"use one up to {limit}")
-    shape = replace(BERT_BASE, layers=layers)
-    graph = GraphWriter("bert_base")
+        raise InputError(f"bert: sequence {sequence} exceeds its {limit} positions", f"use one up to {limit}")
+    graph = GraphWriter("bert")
     tokens = (batch, sequence)
     ids, attention, types = (
         graph.input(name, tokens, TensorProto.INT64) for name in ("input_ids", "attention_mask", "token_type_ids")
     )
-    hidden = _EncoderWriter(graph, _random_embeddings(shape, seed), shape, batch, sequence).embeddings(ids, types)
-    mask = _additive_mask(graph, attention)
-    for index in range(layers):
-        prefix, name = f"encoder.layer.{index}", "last_hidden_state" if index == layers - 1 else ""
-        writer = _EncoderWriter(graph, _random_layer(shape, seed, prefix), shape, batch, sequence)
+    hidden = EncoderWriter(graph, _random_embeddings(shape, seed), shape, batch, sequence).embeddings(ids, types)
+    mask = additive_mask(graph, attention)
+    for index in range(shape.layers):
+        prefix, name = f"encoder.layer.{index}", "last_hidden_state" if index == shape.layers - 1 else ""
+        writer = EncoderWriter(graph, random_layer(shape, seed, prefix), shape, batch, sequence)
         hidden = writer.layer(prefix, hidden, mask, name)
-    pooler = _EncoderWriter(graph, _random_pooler(shape, seed), shape, batch, sequence)
+    pooler = EncoderWriter(graph, _random_pooler(shape, seed), shape, batch, sequence)
     graph.output(hidden, (*tokens, shape.hidden_size))
     graph.output(pooler.pooled(hidden, "pooler_output"), (batch, shape.hidden_size))
     return graph.model({"weights": f"random, seed {seed}"})
@@ -161,9 +166,9 @@ def _sentence_encoder(
     ids = graph.input("input_ids", tokens, TensorProto.INT64)
     attention = graph.input("attention_mask", tokens, TensorProto.INT64)
     types = graph.input("token_type_ids", tokens, TensorProto.INT64)
-    writer = _EncoderWriter(graph, weights, shape, batch, sequence)
+    writer = EncoderWriter(graph, dict(weights), shape, batch, sequence)
     hidden = writer.embeddings(ids, types)
-    mask = _additive_mask(graph, attention)
+    mask = additive_mask(graph, attention)
     for index in range(shape.layers):
         last = index == shape.layers - 1
         hidden = writer.layer(f"encoder.layer.{index}", hidden, mask, name="token_embeddings" if last else "")
@@ -172,10 +177,10 @@ def _sentence_encoder(
     return graph.model({"source": MINILM_PACKAGE})
 
 
-def _additive_mask(graph: GraphWriter, attention: str) -> str:
+def additive_mask(graph: GraphWriter, attention: str, axes: tuple[int, ...] = (1, 2)) -> str:
     """[batch, 1, 1, sequence]: 0 where attended, the lowest finite float32 where not, added to the scores."""
     value = graph.op("Cast", attention, to=TensorProto.FLOAT)
-    value = graph.op("Unsqueeze", value, graph.constant("axes_1_2", np.array([1, 2], np.int64)))
+    value = graph.op("Unsqueeze", value, graph.constant("axes_of_mask", np.array(axes, np.int64)))
     value = graph.op("Sub", graph.constant("one", np.float32(1)), value)
     return graph.op("Mul", value, graph.constant("lowest", np.finfo(np.float32).min))
 
@@ -193,41 +198,41 @@ def _mean_pool(graph: GraphWriter, hidden: str, attention: str) -> str:
     return graph.op("Div", mean, length, name="sentence_embedding")
 
 
-class _EncoderWriter:
+class EncoderWriter:
     """Writes embeddings and layers whose weights carry the names of the BERT checkpoints."""
 
     def __init__(
-        self, graph: GraphWriter, weights: Mapping[str, FloatArray], shape: EncoderShape, batch: int, sequence: int
+        self, graph: GraphWriter, weights: dict[str, FloatArray], shape: EncoderShape, batch: int, sequence: int
     ) -> None:
-        self._graph = graph
-        self._weights = weights
+        self.graph = graph
+        self.weights = weights
         self._shape = shape
         self._batch = batch
         self._sequence = sequence
 
     def embeddings(self, ids: str, types: str) -> str:
-        words = self._graph.op("Gather", self._weight("embeddings.word_embeddings.weight"), ids)
-        kinds = self._graph.op("Gather", self._weight("embeddings.token_type_embeddings.weight"), types)
-        table = self._weights["embeddings.position_embeddings.weight"]
-        places = self._graph.constant("embeddings.positions", table[None, : self._sequence])
-        total = self._graph.op("Add", self._graph.op("Add", words, kinds), places)
-        return self._norm("embeddings.LayerNorm", total)
+        words = self.graph.op("Gather", self._weight("embeddings.word_embeddings.weight"), ids)
+        kinds = self.graph.op("Gather", self._weight("embeddings.token_type_embeddings.weight"), types)
+        table = self.weights["embeddings.position_embeddings.weight"]
+        places = self.graph.constant("embeddings.positions", table[None, : self._sequence])
+        total = self.graph.op("Add", self.graph.op("Add", words, kinds), places)
+        return self.norm("embeddings.LayerNorm", total)
 
     def layer(self, prefix: str, hidden: str, mask: str, name: str = "") -> str:
-        attended = self._dense(f"{prefix}.attention.output.dense", self._attention(prefix, hidden, mask))
-        hidden = self._norm(f"{prefix}.attention.output.LayerNorm", self._graph.op("Add", attended, hidden))
-        wide = self._gelu(self._dense(f"{prefix}.intermediate.dense", hidden))
-        narrow = self._dense(f"{prefix}.output.dense", wide)
-        return self._norm(f"{prefix}.output.LayerNorm", self._graph.op("Add", narrow, hidden), name)
+        attended = self.dense(f"{prefix}.attention.output.dense", self.attention(prefix, hidden, mask))
+        hidden = self.norm(f"{prefix}.attention.output.LayerNorm", self.graph.op("Add", attended, hidden))
+        wide = self.gelu(self.dense(f"{prefix}.intermediate.dense", hidden))
+        narrow = self.dense(f"{prefix}.output.dense", wide)
+        return self.norm(f"{prefix}.output.LayerNorm", self.graph.op("Add", narrow, hidden), name)
 
     def pooled(self, hidden: str, name: str) -> str:
         """The first token's vector through a dense layer and tanh: [batch, hidden]."""
-        first = self._graph.op("Gather", hidden, self._graph.constant("first_token", np.int64(0)), axis=1)
-        return self._graph.op("Tanh", self._dense("pooler.dense", first), name=name)
+        first = self.graph.op("Gather", hidden, self.graph.constant("first_token", np.int64(0)), axis=1)
+        return self.graph.op("Tanh", self.dense("pooler.dense", first), name=name)
 
-    def _attention(self, prefix: str, hidden: str, mask: str) -> str:
-        graph, shape = self._graph, self._shape
-        query, key, value = (self._dense(f"{prefix}.attention.self.{part}", hidden) for part in _PARTS)
+    def attention(self, prefix: str, hidden: str, mask: str) -> str:
+        graph, shape = self.graph, self._shape
+        query, key, value = self.projected(prefix, hidden)
         scores = graph.op("MatMul", self._heads(query, [0, 2, 1, 3]), self._heads(key, [0, 2, 3, 1]))
         root = graph.constant("sqrt_head_width", np.float32(np.sqrt(shape.head_width)))
         scores = graph.op("Add", graph.op("Div", scores, root), mask)
@@ -235,39 +240,43 @@ class _EncoderWriter:
         merged = graph.op("Transpose", weighted, perm=[0, 2, 1, 3])
         return graph.op("Reshape", merged, self._shape_constant("merged", shape.hidden_size))
 
+    def projected(self, prefix: str, hidden: str) -> tuple[str, ...]:
+        """Queries, keys and values, each [batch, sequence, hidden]."""
+        return tuple(self.dense(f"{prefix}.attention.self.{part}", hidden) for part in _PARTS)
+
     def _heads(self, source: str, order: list[int]) -> str:
         """[batch, sequence, hidden] split into heads and permuted; order [0, 2, 3, 1] also transposes for the keys."""
         split = self._shape_constant("heads", self._shape.heads, self._shape.head_width)
-        return self._graph.op("Transpose", self._graph.op("Reshape", source, split), perm=order)
+        return self.graph.op("Transpose", self.graph.op("Reshape", source, split), perm=order)
 
     def _shape_constant(self, name: str, *tail: int) -> str:
-        return self._graph.constant(name, np.array([self._batch, self._sequence, *tail], np.int64))
+        return self.graph.constant(name, np.array([self._batch, self._sequence, *tail], np.int64))
 
-    def _gelu(self, source: str) -> str:
+    def gelu(self, source: str) -> str:
         """x * (1 + erf(x / sqrt 2)) / 2, in the nodes that exporters write before opset 20."""
-        graph = self._graph
+        graph = self.graph
         inner = graph.op("Erf", graph.op("Div", source, graph.constant("sqrt_2", np.float32(np.sqrt(2)))))
         gate = graph.op("Add", inner, graph.constant("one", np.float32(1)))
         return graph.op("Mul", graph.op("Mul", source, gate), graph.constant("half", np.float32(0.5)))
 
-    def _dense(self, prefix: str, source: str) -> str:
+    def dense(self, prefix: str, source: str) -> str:
         """The checkpoint stores [out, in]; MatMul wants [in, out]."""
-        weight = self._graph.constant(f"{prefix}.weight", np.ascontiguousarray(self._weights[f"{prefix}.weight"].T))
-        return self._graph.op("Add", self._graph.op("MatMul", source, weight), self._weight(f"{prefix}.bias"))
+        weight = self.graph.constant(f"{prefix}.weight", np.ascontiguousarray(self.weights[f"{prefix}.weight"].T))
+        return self.graph.op("Add", self.graph.op("MatMul", source, weight), self._weight(f"{prefix}.bias"))
 
-    def _norm(self, prefix: str, source: str, name: str = "") -> str:
+    def norm(self, prefix: str, source: str, name: str = "") -> str:
         scale, bias = self._weight(f"{prefix}.weight"), self._weight(f"{prefix}.bias")
         epsilon = self._shape.norm_epsilon
-        return self._graph.op("LayerNormalization", source, scale, bias, axis=-1, epsilon=epsilon, name=name)
+        return self.graph.op("LayerNormalization", source, scale, bias, axis=-1, epsilon=epsilon, name=name)
 
     def _weight(self, name: str) -> str:
-        return self._graph.constant(name, self._weights[name])
+        return self.graph.constant(name, self.weights[name])
 
 
 _PARTS = ("query", "key", "value")
 
 
-def _random_layer(shape: EncoderShape, seed: int, prefix: str = "encoder.layer.0") -> dict[str, FloatArray]:
+def random_layer(shape: EncoderShape, seed: int, prefix: str = "encoder.layer.0") -> dict[str, FloatArray]:
     """Seeded weights of one layer."""
     hidden, wide = shape.hidden_size, shape.intermediate_size
     matrices = {f"attention.self.{part}": (hidden, hidden) for part in _PARTS}
@@ -280,7 +289,7 @@ def _random_layer(shape: EncoderShape, seed: int, prefix: str = "encoder.layer.0
     for part, (outer, inner) in matrices.items():
         weights |= _random_dense(seed, f"{prefix}.{part}", outer, inner)
     for part in ("attention.output.LayerNorm", "output.LayerNorm"):
-        weights |= _random_norm(seed, f"{prefix}.{part}", hidden)
+        weights |= random_norm(seed, f"{prefix}.{part}", hidden)
     return weights
 
 
@@ -290,7 +299,7 @@ def _random_embeddings(shape: EncoderShape, seed: int) -> dict[str, FloatArray]:
     for kind, rows in BERT_BASE_TABLES.items():
         name = f"embeddings.{kind}_embeddings.weight"
         weights[name] = small_normal(seed, name, (rows, shape.hidden_size), deviation=0.02)
-    return weights | _random_norm(seed, "embeddings.LayerNorm", shape.hidden_size)
+    return weights | random_norm(seed, "embeddings.LayerNorm", shape.hidden_size)
 
 
 def _random_pooler(shape: EncoderShape, seed: int) -> dict[str, FloatArray]:
@@ -306,7 +315,8 @@ def _random_dense(seed: int, name: str, outer: int, inner: int) -> dict[str, Flo
     }
 
 
-def _random_norm(seed: int, name: str, size: int) -> dict[str, FloatArray]:
+def random_norm(seed: int, name: str, size: int) -> dict[str, FloatArray]:
+    """Seeded weights of a LayerNorm."""
     return {
         f"{name}.weight": near_one(seed, f"{name}.weight", (size,), spread=0.2),
         f"{name}.bias": small_normal(seed, f"{name}.bias", (size,)),

@@ -88,10 +88,6 @@ print("built")
 def test_the_build_ends(name: str) -> None:
     program = PROGRAM.replace("{case}", {**SAMPLE, **CASES}[name]).replace("{limit}", str(LIMIT_S))
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=HANGS_AFTER_S,
+        [sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=HANGS_AFTER_S
     )
     assert done.stdout.strip().endswith("built"), f"{done.returncode}: {done.stderr[-2000:]}"

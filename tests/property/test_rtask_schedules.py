@@ -242,11 +242,7 @@ def _chain(length: int, tasks: int) -> RTaskGraph:
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    starts=st.lists(st.integers(0, 40), min_size=1, max_size=12),
-    task=st.integers(1, 9),
-    count=st.integers(1, 200),
-)
+@given(starts=st.lists(st.integers(0, 40), min_size=1, max_size=12), task=st.integers(1, 9), count=st.integers(1, 200))
 def test_counts_are_those_of_one_task_after_another(starts: list[int], task: int, count: int) -> None:
     free = [float(start) for start in starts]
     for _ in range(count):

@@ -111,10 +111,7 @@ def _term(rng: np.random.Generator, batch: int, heads: int, queries: int, keys: 
     of_batch, of_head, of_query = (bool(rng.random() < 0.5) for _ in range(3))
     rows = queries if of_query else 1
     matrix = rows * keys
-    digits = (
-        (batch, matrix * (heads if of_head else 1) if of_batch else 0),
-        (heads, matrix if of_head else 0),
-    )
+    digits = ((batch, matrix * (heads if of_head else 1) if of_batch else 0), (heads, matrix if of_head else 0))
     size = matrix * (batch if of_batch else 1) * (heads if of_head else 1)
     change = str(rng.choice(["add", "choose", "replace"]))
     operand = MatrixOperand(

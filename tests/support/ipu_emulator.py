@@ -101,9 +101,7 @@ class Emulator:
                 raise PlanError(f"tile {transfer.source} does not keep {transfer.box}")
             (own, block), box = kept[0], transfer.box
             shifted = TensorBox(
-                tensor=box.tensor,
-                begin=tuple(a - b for a, b in zip(box.begin, own.begin, strict=True)),
-                size=box.size,
+                tensor=box.tensor, begin=tuple(a - b for a, b in zip(box.begin, own.begin, strict=True)), size=box.size
             )
             for target in transfer.targets:
                 arrived[target].append((box, block[_slices(shifted)].copy()))

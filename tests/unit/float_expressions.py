@@ -62,10 +62,7 @@ EXPRESSIONS = {
         lambda x, y: _truth(tirx.Not(tirx.And(tirx.LT(x, y), tirx.GT(y, ONE(x)))), x),
         lambda x, y: ~((x < y) & (y > 1)),
     ),
-    "x < y or y <= x": (
-        lambda x, y: _truth(tirx.Or(tirx.LT(x, y), tirx.LE(y, x)), x),
-        lambda x, y: (x < y) | (y <= x),
-    ),
+    "x < y or y <= x": (lambda x, y: _truth(tirx.Or(tirx.LT(x, y), tirx.LE(y, x)), x), lambda x, y: (x < y) | (y <= x)),
     "choice in a choice": (
         lambda x, y: tirx.Select(tirx.LT(x, y), ONE(x), tirx.Select(tirx.LE(y, x), TWO(x), THREE(x))),
         lambda x, y: np.where(x < y, 1, np.where(y <= x, 2, 3)),
@@ -80,10 +77,7 @@ EXPRESSIONS = {
     "max(x, 0)": (lambda x, y: tirx.Max(x, ZERO(x)), lambda x, y: np.maximum(x, 0)),
     "max(0, x)": (lambda x, y: tirx.Max(ZERO(x), x), lambda x, y: np.maximum(x, 0)),
     "min(max(x, 0), 3)": (lambda x, y: tirx.Min(tirx.Max(x, ZERO(x)), THREE(x)), lambda x, y: np.clip(x, 0, 3)),
-    "max(x + y, x * y)": (
-        lambda x, y: tirx.Max(tirx.Add(x, y), tirx.Mul(x, y)),
-        lambda x, y: np.maximum(x + y, x * y),
-    ),
+    "max(x + y, x * y)": (lambda x, y: tirx.Max(tirx.Add(x, y), tirx.Mul(x, y)), lambda x, y: np.maximum(x + y, x * y)),
 }
 SIGN_OF_ZERO_IS_FREE = ("max", "min")
 

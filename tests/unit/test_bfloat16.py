@@ -57,10 +57,7 @@ CASES: dict[str, Case] = {
     "maximum": (op.maximum, np.maximum),
     "softmax": (lambda x, _y: op.nn.softmax(x), lambda x, _y: softmax(x)),
     "largest of a row": (lambda x, _y: op.max(x, axis=1), lambda x, _y: x.max(1)),
-    "product and gelu": (
-        lambda x, y: op.nn.gelu(op.matmul(x, op.permute_dims(y))),
-        lambda x, y: gelu(x @ y.T),
-    ),
+    "product and gelu": (lambda x, y: op.nn.gelu(op.matmul(x, op.permute_dims(y))), lambda x, y: gelu(x @ y.T)),
     "product and relu": (
         lambda x, y: op.nn.relu(op.matmul(x, op.permute_dims(y))),
         lambda x, y: np.maximum(x @ y.T, 0),

@@ -51,12 +51,12 @@ PYTHON_FOLDERS = ("tvm_ext", "tests", "benchmarks", "examples")
 
 # (importer, imported): why it may cross the floors. An entry that is no longer needed fails the test.
 CROSSINGS: dict[tuple[str, str], str] = {
-    ("_native", "__init__"): "asks the package for its search path, which an editable installation extends",
+    ("_native", "__init__"): "asks the package for its search path, which an editable installation extends"
 }
 
 # (importer, imported): an arrow that would close a circle, and why there is no better place for either.
 CIRCLES: dict[tuple[str, str], str] = {
-    ("runtime.graph_module", "runtime.library"): "a library gives GraphModules, and these are made of loaded modules",
+    ("runtime.graph_module", "runtime.library"): "a library gives GraphModules, and these are made of loaded modules"
 }
 
 # Module: why it may name a module inside TVM. All others import TVM's top-level modules, or take the name from _tvm.
@@ -72,7 +72,7 @@ TOP_LEVEL_TVM = {"tvm.ir", "tvm.relax", "tvm.s_tir", "tvm.te", "tvm.tirx", "tvm.
 # data in pass_pipeline.py. Every module of the folder itself is a pass, or what passes share is in one of these.
 TIR_FLOORS = ("expressions roller", "plan pipelining", "emit", "kinds")
 TIR_FLOOR_OF = {name: number for number, floor in enumerate(TIR_FLOORS) for name in floor.split()}
-PASS_MAKERS = {"call_pass", "module_pass", "prim_func_pass", "relax_function_pass"}
+PASS_MAKERS = {"call_pass", "module_pass", "prim_func_pass"}
 
 ENVIRONMENT_READERS = {
     "options": "the one place that reads the environment",

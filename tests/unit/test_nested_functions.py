@@ -47,9 +47,7 @@ CASES = {
         "g = lambda a: np.concatenate([a + i if i % 20 == 0 else a for i in range(100)])"
     ),
 }
-SLOW_CASES = {
-    "Concat of 2000": "f = lambda v: op.concat([v] * 2000, axis=0); g = lambda a: np.concatenate([a] * 2000)",
-}
+SLOW_CASES = {"Concat of 2000": "f = lambda v: op.concat([v] * 2000, axis=0); g = lambda a: np.concatenate([a] * 2000)"}
 
 PROGRAM = """
 import math
@@ -82,10 +80,6 @@ def test_they_end_and_are_right(cases: dict[str, str]) -> None:
     """One process for all, which says what is done: what hangs or fails is the first that it does not name."""
     program = PROGRAM + "".join(f"{case}\ncheck(f, g)\nprint({name!r}, flush=True)\n" for name, case in cases.items())
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
+        [sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.stdout.splitlines() == [*cases], done.stderr[-2000:]

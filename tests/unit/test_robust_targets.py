@@ -43,10 +43,7 @@ OPERATORS: dict[str, tuple[Graph, tuple[tuple[int, ...], ...]]] = {
     "matmul": (lambda x, w: relax.op.matmul(x, w), ((96, 67), (67, 80))),
     "conv": (lambda x, w: relax.op.nn.relu(relax.op.nn.conv2d(x, w, padding=1)), ((1, 13, 17, 19), (29, 13, 3, 3))),
     "conv_1x1": (lambda x, w: relax.op.nn.conv2d(x, w), ((1, 32, 14, 14), (48, 32, 1, 1))),
-    "depthwise": (
-        lambda x, w: relax.op.nn.conv2d(x, w, padding=1, groups=37),
-        ((1, 37, 23, 29), (37, 1, 3, 3)),
-    ),
+    "depthwise": (lambda x, w: relax.op.nn.conv2d(x, w, padding=1, groups=37), ((1, 37, 23, 29), (37, 1, 3, 3))),
     "transposed": (lambda x, w: relax.op.nn.conv2d_transpose(x, w, strides=2), ((1, 8, 7, 9), (8, 5, 3, 3))),
     "softmax": (lambda x: relax.op.nn.softmax(x), ((31, 67),)),
     "gelu": (lambda x: relax.op.nn.gelu(x), ((31, 67),)),
@@ -248,12 +245,7 @@ def test_code_with_features_that_the_cpu_lacks_is_not_run(tmp_path: Path, monkey
     lib, *_ = build("matmul", AVX2)
     lib.export_library(tmp_path / "avx2.so")
     host = read_cpu_info()
-    old = CpuInfo(
-        machine=host.machine,
-        model="an old CPU",
-        features=frozenset({"sse2", "sse4.1", "sse4.2"}),
-        caches=(),
-    )
+    old = CpuInfo(machine=host.machine, model="an old CPU", features=frozenset({"sse2", "sse4.1", "sse4.2"}), caches=())
     monkeypatch.setattr(library, "read_cpu_info", lambda: old)
     for source in (lib, relay.load(tmp_path / "avx2.so")):
         with pytest.raises(TargetError, match=r"an old CPU.*lacks avx, avx2, fma") as caught:
@@ -308,10 +300,7 @@ def test_a_library_whose_request_for_tiles_is_refused_says_so_when_it_is_loaded(
 )
 def test_what_code_needs_is_compared_with_a_cpu(needs: CpuNeeds, features: set[str] | None, unmet: str) -> None:
     cpu = CpuInfo(
-        machine="x86_64",
-        model="a CPU",
-        features=None if features is None else frozenset(features),
-        caches=(),
+        machine="x86_64", model="a CPU", features=None if features is None else frozenset(features), caches=()
     )
     assert needs.unmet_by(cpu) == unmet
 

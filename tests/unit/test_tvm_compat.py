@@ -82,7 +82,7 @@ def test_copy_module_protects_the_callers_module() -> None:
 
 def test_cpu_pipeline_parts_are_passes() -> None:
     target = _tvm.Target("llvm")
-    parts = (_tvm.cpu_library_dispatch_passes, _tvm.cpu_legalize_passes, _tvm.cpu_dataflow_lower_passes)
+    parts = (_tvm.cpu_library_dispatch_passes, _tvm.cpu_dataflow_lower_passes)
     for part in (*parts, _tvm.cpu_finalize_passes):
         assert all(isinstance(item, tvm.transform.Pass) for item in part(target))
 

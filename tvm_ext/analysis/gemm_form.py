@@ -16,18 +16,16 @@ from tvm_ext.devices.gpu import CHUNKS_OF_ALL_BANKS as CHUNKS_OF_ALL_BANKS
 from tvm_ext.devices.gpu import EVEN_PITCHES as EVEN_PITCHES
 from tvm_ext.devices.gpu import FRAGMENT as FRAGMENT
 from tvm_ext.devices.gpu import ODD_PITCHES as ODD_PITCHES
+from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.devices.gpu import padded_chunks as padded_chunks
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
 
+from .computation_exprs import itemsize_bytes
 from .tensor_expr import FUSED, Access, Axis, AxisKind, LinearIndex, TensorExpr
 
-ACCUMULATORS = {
-    "float16": ("float16", "float32"),
-    "bfloat16": ("bfloat16", "float32"),
-    "int8": ("int32",),
-}
+ACCUMULATORS = {"float16": ("float16", "float32"), "bfloat16": ("bfloat16", "float32"), "int8": ("int32",)}
 """Types of a result by the type of the factors; half precision is accumulated in float32, int8 in int32."""
 
 MAX_WASTE = 16
@@ -51,13 +49,17 @@ class GemmForm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TileSplit:
-    """A threadblock's tile of rows x columns, its reduction step, and the part of each warp, in elements."""
+    """A threadblock's tile of rows x columns, its reduction step, and the part of each warp, in elements.
+
+    Warps multiply ``step`` of the reduction at a time (`reduction_step`); of mfma that says which instruction.
+    """
 
     rows: int
     columns: int
     depth: int
     warp_rows: int
     warp_columns: int
+    step: int = FRAGMENT
 
     @property
     def warps_along_columns(self) -> int:
@@ -71,7 +73,8 @@ class TileSplit:
 def split_of(program: RProgram) -> TileSplit:
     """The tiles of a program over (batch,) rows, columns, reduction: L1 is the threadblock's, L0 the warp's."""
     warp, block = program.tile("L0").shape, program.tile("L1").shape
-    return TileSplit(rows=block[-3], columns=block[-2], depth=block[-1], warp_rows=warp[-3], warp_columns=warp[-2])
+    (rows, columns, depth), (warp_rows, warp_columns, step) = block[-3:], warp[-3:]
+    return TileSplit(rows=rows, columns=columns, depth=depth, warp_rows=warp_rows, warp_columns=warp_columns, step=step)
 
 
 def wmma_pitches(device: DeviceSpec, *, along_depth: bool) -> tuple[int, int]:
@@ -145,7 +148,7 @@ def uses_mma_sync(device: DeviceSpec) -> bool:
 
 
 def uses_mfma(device: DeviceSpec) -> bool:
-    """Whether waves of 64 lanes multiply by v_mfma_f32_16x16x16: AMD's CDNA."""
+    """Whether waves of 64 lanes multiply by v_mfma: AMD's CDNA."""
     return device.kind == "rocm" and device.tensor_core_shape is not None
 
 
@@ -154,12 +157,19 @@ def uses_wmma(device: DeviceSpec) -> bool:
     return not uses_mma_sync(device) and not uses_mfma(device)
 
 
-def reduction_step(dtype: str, device: DeviceSpec) -> int:
-    """Products that one instruction adds up: 16, but of mma.sync what 32 bytes hold, 16 halves or 32 bytes.
+def fragment_sides(device: DeviceSpec) -> tuple[int, ...]:
+    """Rows, and as many columns, of the tiles that matrix instructions multiply: of mfma 32 or 16."""
+    return (2 * FRAGMENT, FRAGMENT) if uses_mfma(device) else (FRAGMENT,)
 
-    Two of mfma: a lane's elements of both are 16 bytes in a row.
+
+def reduction_step(dtype: str, device: DeviceSpec, side: int = FRAGMENT) -> int:
+    """Products that are added up at a time: 16, but of mma.sync what 32 bytes hold, 16 halves or 32 bytes.
+
+    Of mfma: 16 bytes of each lane, one of ``64 / side`` in a line of a fragment.
     """
-    return 32 if uses_mfma(device) or (uses_mma_sync(device) and dtype == "int8") else 16
+    if uses_mfma(device):
+        return device.teu_lanes // side * VECTOR_BYTES // int(itemsize_bytes(dtype))
+    return 32 if uses_mma_sync(device) and dtype == "int8" else 16
 
 
 def gemm_expr(expr: TensorExpr, form: GemmForm) -> TensorExpr:

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from tvm_ext._tvm import (
+    AllocBuffer,
     Analyzer,
     Buffer,
     Call,
@@ -25,6 +26,7 @@ from tvm_ext._tvm import (
     Target,
     Var,
     finalize_device_passes,
+    nodes_in,
     pass_instrument,
     s_tir,
     split_host_device_mods,
@@ -34,7 +36,8 @@ from tvm_ext._tvm import (
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, has
 from tvm_ext.devices.device_db import TargetLike, device_for_target
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.errors import InputError
+from tvm_ext.devices.occupancy import shared_limit_bytes, static_shared_bytes
+from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.records.merged import MERGED
 
 from .computation_exprs import itemsize_bytes
@@ -94,19 +97,12 @@ def lower(
 ) -> tuple[DeviceKernel, ...]:
     """The kernels of ``function`` in the order of their launches, as stock TVM lowers them.
 
-    Parameters
-    ----------
-    function
-        A PrimFunc with thread bindings (a schedule's, or plain thread-bound loops), or a module with one.
-    target
-        A stock target with or without a device row (``"cuda"``, a dict), a device's name, or a `DeviceSpec`.
-    config
-        Options of the PassContext besides the current ones; cp.async is on by default where the device has it.
+    * ``function``: a PrimFunc with thread bindings (a schedule's, or plain thread-bound loops), or a module with one.
+    * ``target``: a stock target with or without a device row (``"cuda"``, a dict), a device's name, or a `DeviceSpec`.
+    * ``config``: options of the PassContext besides the current ones; cp.async is on by default where the device has
+      it.
 
-    Raises
-    ------
-    InputError
-        where the module has several functions, or its host code does more than launch kernels in order.
+    Raises InputError where the module has several functions, or its host code does more than launch kernels in order.
     """
     resolved, device = _target(target)
     module = _module(function)
@@ -123,6 +119,28 @@ def lower(
         _, devices = split_host_device_mods(pipeline(bound))
         kernels = [kernel for part in devices.values() for kernel in finalize_device_passes()(part).functions.items()]
     return _launches(capture.module, {str(gv.name_hint): kernel for gv, kernel in kernels})
+
+
+def refuse_too_much_memory(func: PrimFunc, device: DeviceSpec) -> None:
+    """Raise IllegalRewrite where a kernel of ``func``, thread-bound, has more shared memory than a block may have.
+
+    LLVM's AMD back end ends the process there. Stock StorageRewrite lets buffers share a place: what would be too much
+    for a place each is lowered.
+    """
+    if _fits(func.body, device):
+        return
+    for kernel in lower(func, Target.current(allow_none=True) or device):
+        if not _fits(kernel.function.body, device):
+            raise IllegalRewrite(f"{kernel.name}: its tiles in shared memory exceed a block's share of {device.name}")
+
+
+def _fits(body: Stmt, device: DeviceSpec) -> bool:
+    sizes = {"shared": 0, "shared.dyn": 0}
+    for node in nodes_in(body, AllocBuffer):
+        if (scope := str(node.buffer.ty.storage_scope)) in sizes:
+            count = prod(constant_int(extent, node.buffer.name) for extent in node.buffer.ty.shape)
+            sizes[scope] += int(count * itemsize_bytes(str(node.buffer.ty.dtype)))
+    return sizes["shared"] <= static_shared_bytes(device) and sum(sizes.values()) <= shared_limit_bytes(device)
 
 
 def _target(target: TargetLike | DeviceSpec) -> tuple[Target, DeviceSpec | None]:

@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from tvm_ext._tvm import Call, Expr, Node, RelaxFunction, ir, relax, tirx
+
+from .computation_exprs import itemsize_bytes
 
 
 def operator_name(value: Node) -> str | None:
@@ -28,7 +32,7 @@ def is_tensor(value: Expr) -> bool:
 def static_shape(value: Expr) -> tuple[int, ...] | None:
     """Extents of a tensor; None where one is known only at run time, or where ``value`` is no tensor."""
     extents = _extents(value)
-    known = None if extents is None else [_known(extent) for extent in extents]
+    known = None if extents is None else [known_extent(extent) for extent in extents]
     return None if known is None or None in known else tuple(extent for extent in known if extent is not None)
 
 
@@ -38,8 +42,19 @@ def _extents(value: Expr) -> tuple[Expr, ...] | None:
     return tuple(shape.values) if shape is not None and hasattr(shape, "values") else None
 
 
-def _known(extent: Expr) -> int | None:
-    return int(extent.value) if isinstance(extent, tirx.IntImm) else None
+def known_extent(extent: int | Expr) -> int | None:
+    """None where it is known only at run time."""
+    return int(extent) if isinstance(extent, int | tirx.IntImm) else None
+
+
+def extent_text(extent: Expr) -> str:
+    """``"64"``, or the name of one that is known only at run time."""
+    return str(getattr(extent, "value", extent))
+
+
+def value_bytes(value: Expr) -> float:
+    """Of all elements; of one where extents are known only at run time."""
+    return prod(static_shape(value) or ()) * itemsize_bytes(dtype_of(value))
 
 
 def dtype_of(value: Expr) -> str:
@@ -52,8 +67,7 @@ def described(value: Expr) -> str:
     extents = _extents(value)
     if extents is None:
         return f"(?) {dtype_of(value) or 'no tensor'}"
-    sizes = (str(extent if _known(extent) is None else _known(extent)) for extent in extents)
-    return f"({', '.join(sizes)}) {dtype_of(value)}"
+    return f"({', '.join(map(extent_text, extents))}) {dtype_of(value)}"
 
 
 def shapes_of(call: Call) -> str:

@@ -1,4 +1,4 @@
-"""The operations of TensorIR on numbers as functions of NumPy arrays, for `computation_values`."""
+"""The operations of TensorIR on numbers as functions of NumPy arrays."""
 
 from __future__ import annotations
 

@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 
 from tvm_ext.analysis.gemm_form import FRAGMENT, GemmForm, gemm_expr, gemm_form
 from tvm_ext.analysis.tensor_expr import TensorExpr
-from tvm_ext.cost.gpu_columns import (
-    TileColumns,
-    TilePredictions,
-    TunedProduct,
-    fragment_step,
-    predict_tiles,
-)
+from tvm_ext.cost.gpu_columns import TileColumns, TilePredictions, TunedProduct, fragment_step, predict_tiles
 from tvm_ext.cost.mma_model import shape_of
 from tvm_ext.cost.pipeline_model import predict
 from tvm_ext.cost.vector_tiles import VectorTiles

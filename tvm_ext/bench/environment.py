@@ -21,6 +21,7 @@ from pathlib import Path
 from tvm_ext import options
 from tvm_ext._environment import installed_version
 from tvm_ext._tvm import tvm_ffi
+from tvm_ext.devices.cpu_info import read_cpu_info
 
 AFFINITY_KEY = "session.intra_op_thread_affinities"
 """ONNX Runtime's session option that binds the workers of a session."""
@@ -143,7 +144,7 @@ def current_environment() -> Environment:
     """This machine, process and checkout now. Starts TVM's thread pool."""
     threads = thread_count()
     return Environment(
-        device=_processor_name(Path("/proc/cpuinfo")),
+        device=read_cpu_info().model,
         cores=options.usable_core_count(),
         threads=threads,
         placement=str(place_threads(threads) or "unbound"),
@@ -158,15 +159,6 @@ def current_environment() -> Environment:
 def thread_count() -> int:
     """Threads of TVM's pool in this process; asking starts the pool."""
     return int(tvm_ffi.get_global_func("runtime.NumThreads")())
-
-
-def _processor_name(cpuinfo: Path) -> str:
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def _versions() -> list[tuple[str, str]]:

@@ -62,14 +62,8 @@ def quantised(
 
     ``samples`` are inputs by name, from which a static mode takes the ranges of activations; dynamic needs none.
 
-    Raises
-    ------
-    UnsupportedEnvironmentError
-        ONNX Runtime is not installed.
-    InputError
-        A static mode has no samples.
-    ModelError
-        ONNX Runtime's quantiser does not take the model.
+    Raises UnsupportedEnvironmentError where ONNX Runtime is not installed; InputError where a static mode has no
+    samples; ModelError where ONNX Runtime's quantiser does not take the model.
     """
     if mode != "dynamic" and not samples:
         raise InputError(f"mode {mode!r} needs calibration data.", "give --calibrate FILE.npz, or use --mode dynamic")

@@ -50,11 +50,7 @@ def median(samples_s: Sequence[float]) -> float:
 
 
 def interleave(
-    runners: Sequence[Runner],
-    *,
-    rounds: int = 10,
-    samples_per_turn: int = 3,
-    clock: Callable[[], float] | None = None,
+    runners: Sequence[Runner], *, rounds: int = 10, samples_per_turn: int = 3, clock: Callable[[], float] | None = None
 ) -> dict[str, tuple[float, ...]]:
     """Seconds per run of each runner, by name: up to ``rounds * samples_per_turn`` samples.
 

@@ -49,6 +49,8 @@ example 88 the two warp groups that multiply, for one threadblock has a unit's r
 
 _SOFTMAX_STEPS = 5
 """Instructions a score takes beside its power: the scale, the maximum, the difference, the sum, the conversion."""
+_MASK_STEPS = 3
+"""And where there is a mask: half a load, half its address, the conversion, the sum with the scale."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,10 +227,7 @@ def attention_region(work: Attention, value: str, parameters: tuple[int, ...], d
 
 def _matrix(strides: HeadStrides, order: Order) -> MatrixLayout:
     return MatrixLayout(
-        order=order,
-        leading_dimension=strides.row,
-        batch_stride=strides.head,
-        alignment=strides.alignment,
+        order=order, leading_dimension=strides.row, batch_stride=strides.head, alignment=strides.alignment
     )
 
 
@@ -252,15 +251,21 @@ class AttentionFamily(TemplateFamily[AttentionConfig]):
         read = (layout.query, layout.key, layout.value)
         whole = not (self.work.features % WIDE or self.work.value_features % WIDE)
         wide = whole and all(strides.alignment == WIDE for strides in read)
+        biased = layout.bias is not None
         for queries, keys, most in _TILES:
             yield AttentionConfig(
                 architecture=self.architecture, queries=queries, keys=keys, most_features=most, wide=wide,
-                biased=layout.bias is not None,
+                biased=biased,
             )  # fmt: skip
         if has(self.device, BULK_COPIES_SINCE):
             for queries, keys, most in emit_attention.HOPPER_TILES:
                 yield AttentionConfig(
-                    architecture=90, queries=queries, keys=keys, most_features=most, wide=True, biased=False
+                    architecture=90,
+                    queries=queries,
+                    keys=keys,
+                    most_features=most,
+                    wide=True,
+                    biased=layout.bias is not None,
                 )
 
     def reasons(self, config: AttentionConfig) -> Iterator[str | None]:
@@ -278,11 +283,9 @@ class AttentionFamily(TemplateFamily[AttentionConfig]):
     def _why_no_collective(self) -> str | None:
         """fmha_collective_tma_warpspecialized.hpp, can_implement; what bulk copies read; the softmax."""
         work, layout = self.work, self.layout
-        if layout.bias is not None:
-            return "example 88 reads no mask"
         if work.value_features != work.features or work.features % WIDE or work.queries % WIDE:
             return f"example 88 takes queries and features, as many of a value as of a key, in multiples of {WIDE}"
-        if work.scale <= 0:
+        if work.scale <= 0 and not work.terms:
             return "example 88 takes scores' largest before it scales them, by a positive number"
         if any(not self._is_bulk(strides) for strides in (layout.query, layout.key, layout.value)):
             return "bulk copies read rows at multiples of 16 bytes, and no row for several heads or batches"
@@ -314,6 +317,7 @@ class AttentionFamily(TemplateFamily[AttentionConfig]):
         depth = 2 * config.most_features if config.is_collective else depth
         multiply_us = 2.0 * tile * depth / (gflops / units * busy * 1e3)
         vector = _SOFTMAX_STEPS + machine.instructions("exp")
+        vector += _MASK_STEPS if config.biased else 0
         soften_us = tile * vector / (machine.results_per_s("float32") / units * busy / 1e6)
         spilled = 0 if config.in_registers else 8.0 * config.queries * work.value_features
         rate = global_gb_per_s(device) * 1e3

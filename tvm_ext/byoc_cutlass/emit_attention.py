@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import _cutlass
 from .elements import Shape3
-from .host import CallForm
+from .host import CallForm, once
 from .kernel_text import kernel_text
 
 ATTENTION_CALL = CallForm(
@@ -31,6 +31,118 @@ HOPPER_INCLUDES = (
     "cutlass/gemm/collective/collective_builder.hpp", "88_hopper_fmha/device/device_universal.hpp",
     "88_hopper_fmha/collective/fmha_fusion.hpp", "88_hopper_fmha/kernel/fmha_kernel_builder.hpp",
 )  # fmt: skip
+GIVEN = once(
+    "GIVEN",
+    """
+namespace tvm_ext {
+// Parameters of the example's main loop with what a function of ours reads behind them.
+template <class Params, class Given> struct ParamsWith : Params {
+  Given given;
+};
+
+template <class Plain, class Given> struct MainLoopWith : Plain {
+  using Params = ParamsWith<typename Plain::Params, Given>;
+  template <class Problem, class Arguments>
+  static Params to_underlying_arguments(Problem const& problem, Arguments const& arguments, void* workspace) {
+    return {Plain::to_underlying_arguments(problem, arguments, workspace), {}};
+  }
+};
+
+// Where a thread's first sum lies. The compiler is not to know more: from bits that are zero it would conclude that
+// each further address needs registers of its own.
+struct Begin {
+  int64_t row, column;
+  template <class Places>
+  CUTLASS_HOST_DEVICE explicit Begin(Places const& places)
+      : row(cute::get<0>(places(0))), column(cute::get<1>(places(0))) {
+#if defined(__CUDA_ARCH__)
+    asm("" : "+l"(row), "+l"(column));
+#endif
+  }
+};
+
+// Calls ``visit`` with every second of a thread's sums, and how many rows and columns behind the first it lies.
+template <class Places, class Visit> CUTLASS_HOST_DEVICE void each_pair(Places const& places, Visit const& visit) {
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < int(cute::size(places)); i += 2) {
+    auto const behind = places.layout()(i);
+    visit(i, int(cute::get<0>(behind)), int(cute::get<1>(behind)));
+  }
+}
+
+// Two neighbouring columns, the first of them even; zeros outside.
+template <class Element>
+CUTLASS_HOST_DEVICE cutlass::AlignedArray<Element, 2> pair_of_columns(Element const* from, bool inside) {
+  cutlass::AlignedArray<Element, 2> pair;
+  pair.clear();
+  if (inside) pair = *reinterpret_cast<cutlass::AlignedArray<Element, 2> const*>(from);
+  return pair;
+}
+}  // namespace tvm_ext
+""",
+)
+"""How example 88's warp groups read for the sums in their registers, where those of two columns lie together."""
+_MASKED = once(
+    "MASKED",
+    """
+namespace tvm_ext {
+// Scales scores and adds a tensor to them.
+struct Masked : cutlass::fmha::collective::ResidualFusion {
+  struct Given {
+    cutlass::half_t const* mask;
+    int64_t row, head, batch;  // elements from one to the next
+    int queries, keys;
+    float scale;
+  };
+
+  template <class Scores, class Places>
+  CUTLASS_HOST_DEVICE static void change(
+      Given const& given, int64_t batch, int64_t head, Scores& scores, Places const& places) {
+    Begin const begin(places);
+    auto const* mask =
+        given.mask + batch * given.batch + head * given.head + begin.row * given.row + begin.column;
+    each_pair(places, [&](int i, int rows, int columns) {
+      bool const inside = int(begin.row) + rows < given.queries && int(begin.column) + columns < given.keys;
+      auto const added = pair_of_columns(mask + rows * given.row + columns, inside);
+      scores(i) = scores(i) * given.scale + float(added[0]);
+      scores(i + 1) = scores(i + 1) * given.scale + float(added[1]);
+    });
+  }
+};
+}  // namespace tvm_ext
+
+namespace cutlass::fmha::collective {
+// The softmax of scores that are changed before; a block has one batch and head (IndividualTileScheduler).
+template <class Sum, class Params>
+struct CollectiveSoftmax<Sum, tvm_ext::Masked, Params> : CollectiveSoftmax<Sum, ResidualFusion, Params> {
+  using Base = CollectiveSoftmax<Sum, ResidualFusion, Params>;
+  using Base::Base;
+
+  template <class Scores, class Tiled, class Places, class State, class Problem>
+  CUTLASS_DEVICE void step(
+      Scores& scores, Tiled const& tiled, Places const& places, State& state, Problem const& problem) {
+    change(scores, places);
+    Base::step(scores, tiled, places, state, problem);
+  }
+  template <bool Last = true, class Scores, class Tiled, class Places, class State, class Sums, class Second,
+            class Problem>
+  CUTLASS_DEVICE void step(
+      Scores& scores, Tiled const& tiled, Places const& places, State& state, Sums& sums, Second const& second,
+      Problem const& problem) {
+    change(scores, places);
+    Base::template step<Last>(scores, tiled, places, state, sums, second, problem);
+  }
+
+ private:
+  template <class Scores, class Places> CUTLASS_DEVICE void change(Scores& scores, Places const& places) {
+    using With = tvm_ext::ParamsWith<std::decay_t<Params>, tvm_ext::Masked::Given>;
+    auto const& given = static_cast<With const&>(this->params).given;
+    tvm_ext::Masked::change(given, blockIdx.y, blockIdx.z, scores, places);
+  }
+};
+}  // namespace cutlass::fmha::collective
+""",
+)
 HOPPER_TILES = ((128, 64, 32), (128, 64, 64), (128, 128, 128), (128, 64, 256))
 """Queries, keys and the most features: what example 88 compiles of its cooperative kernel; zeros fill features up."""
 
@@ -38,16 +150,19 @@ HOPPER_TILES = ((128, 64, 32), (128, 64, 64), (128, 128, 128), (128, 64, 256))
 def emit_attention(symbol: str, template: str, *, architecture: int, tile: Shape3, wide: bool, biased: bool) -> str:
     """The source of ``symbol``; ``tile`` is queries and keys of a threadblock, and the most features.
 
-    Of ``architecture`` 90 example 88's, which has bulk copies (``wide``) and no mask (``biased``).
+    Of ``architecture`` 90 example 88's, which has bulk copies (``wide``); its mask (``biased``) is ours.
     """
     queries, keys, most = tile
     if architecture >= 90:
-        assert wide and not biased
+        assert wide
+        places = {"queries": queries, "keys": keys, "most": most, "count": int(biased)}
+        body = _HOPPER.format(**places, **(_WITH_MASK if biased else _WITHOUT_MASK))
+        mask, functions = (" + mask", GIVEN + _MASKED) if biased else ("", "")
         return kernel_text(
             symbol, ATTENTION_CALL, template=template,
-            computes=f"D = softmax(scale Q K^T) V. Headers: CUTLASS {_cutlass.VERSION}, with its example 88.",
-            includes=HOPPER_INCLUDES, functions="", body=_HOPPER.format(queries=queries, keys=keys, most=most),
-            operator="Attention", fits=_FITS_HOPPER,
+            computes=f"D = softmax(scale Q K^T{mask}) V. Headers: CUTLASS {_cutlass.VERSION}, with its example 88.",
+            includes=HOPPER_INCLUDES, functions=functions, body=body, operator="Attention",
+            fits=_FITS_HOPPER,
         )  # fmt: skip
     body = f"""using Element = cutlass::half_t;
 constexpr int OperandCount = {int(biased)};
@@ -146,18 +261,41 @@ class Attention {
 };
 """
 
+_WITHOUT_MASK = {
+    "kernel": """using Kernel = typename cutlass::fmha::kernel::FmhaBuilder<
+    Element, float, float, TileShape, Strides, Strides, Strides, cutlass::fmha::collective::ResidualFusion,
+    cutlass::gemm::KernelTmaWarpSpecializedCooperative>::Kernel;""",
+    "member": "",
+    "given": "",
+    "told": """    params_.mainloop.scale_softmax = arguments.scale;
+    params_.mainloop.scale_softmax_log2 = float(arguments.scale * M_LOG2E);""",
+}
+_WITH_MASK = {
+    "kernel": """using MainLoop = tvm_ext::MainLoopWith<
+    cutlass::fmha::collective::FmhaMainloopTmaWarpSpecialized<
+        Element, float, float, TileShape, Strides, Strides, Strides, tvm_ext::Masked>,
+    tvm_ext::Masked::Given>;
+using Kernel = cutlass::fmha::kernel::FmhaKernelTmaWarpSpecialized<
+    MainLoop, cutlass::fmha::collective::FmhaFwdEpilogue<Element, float, typename MainLoop::TileShapePV>,
+    cutlass::fmha::kernel::IndividualTileScheduler>;""",
+    "member": "  tvm_ext::Masked::Given mask;\n",
+    "given": """
+  arguments.mask = {at(call.operands[0], call.bias_offset), call.bias_row, call.bias_head, call.bias_batch,
+                    queries, call.keys, arguments.scale};""",
+    "told": """    params_.mainloop.given = arguments.mask;
+    params_.mainloop.scale_softmax = 1.f;
+    params_.mainloop.scale_softmax_log2 = float(M_LOG2E);""",
+}
 _HOPPER = """using Element = cutlass::half_t;
-constexpr int OperandCount = 0;
+constexpr int OperandCount = {count};
 using Strides = cute::tuple<int, cute::_1, cute::tuple<int, int>>;  // from row to row; batch to batch, head to head
 using TileShape = cute::Shape<cute::Int<{queries}>, cute::Int<{keys}>, cute::Int<{most}>>;
-using Kernel = typename cutlass::fmha::kernel::FmhaBuilder<
-    Element, float, float, TileShape, Strides, Strides, Strides, cutlass::fmha::collective::ResidualFusion,
-    cutlass::gemm::KernelTmaWarpSpecializedCooperative>::Kernel;
+{kernel}
 
 struct Arguments {{
   typename Kernel::Arguments kernel;
   float scale;
-}};
+{member}}};
 
 Arguments make_arguments(AttentionCall const& call) {{
   auto at = [](void const* base, int64_t offset) {{
@@ -177,7 +315,7 @@ Arguments make_arguments(AttentionCall const& call) {{
           nullptr, {{cute::_1{{}}, {{heads * queries, queries}}}}}},
         {{}}}},
       0.f}};
-  std::memcpy(&arguments.scale, &call.scale_bits, sizeof(arguments.scale));
+  std::memcpy(&arguments.scale, &call.scale_bits, sizeof(arguments.scale));{given}
   return arguments;
 }}
 
@@ -195,8 +333,7 @@ class Attention {{
     auto given = arguments.kernel;
     given.epilogue.ptr_LSE = static_cast<float*>(workspace);
     params_ = Kernel::to_underlying_arguments(given, nullptr);
-    params_.mainloop.scale_softmax = arguments.scale;
-    params_.mainloop.scale_softmax_log2 = float(arguments.scale * M_LOG2E);
+{told}
     auto const raised = cudaFuncSetAttribute(
         cutlass::device_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize);
     return raised == cudaSuccess ? cutlass::Status::kSuccess : cutlass::Status::kErrorInternal;

@@ -92,13 +92,7 @@ class EpilogueGrowth:
     """
 
     def __init__(
-        self,
-        anchor: Var,
-        factors: Sequence[Expr],
-        values: GraphValues,
-        taken: Mapping[Var, object],
-        *,
-        batched: bool,
+        self, anchor: Var, factors: Sequence[Expr], values: GraphValues, taken: Mapping[Var, object], *, batched: bool
     ) -> None:
         self.values, self.taken, self.batched = values, taken, batched
         self.shape = static_shape(anchor) or ()

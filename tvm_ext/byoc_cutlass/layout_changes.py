@@ -10,13 +10,13 @@ zeros, so that neighbouring columns are read together. Worked example: 64 filter
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import gcd, prod
+from math import gcd
 
 import numpy as np
 
 from tvm_ext._tvm import Call, Constant, DataflowVar, Expr, Var, relax
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
-from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
+from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape, value_bytes
 from tvm_ext.cost.alignment_model import copied_us
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec
@@ -145,5 +145,5 @@ def pays(changed: CutlassRegion, record: CutlassRegion, copied: tuple[Expr, Expr
         times = [candidates_of(region, device, 1)[0].time_us for region in (changed, record)]
     except IllegalRewrite:
         return False
-    read, written = (prod(static_shape(value) or ()) * itemsize_bytes(dtype_of(value)) for value in copied)
+    read, written = map(value_bytes, copied)
     return times[0] < times[1] + copied_us(read, written, device)

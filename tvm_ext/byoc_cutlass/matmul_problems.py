@@ -110,9 +110,7 @@ def _permutation(call: Call) -> _Operand:
     axes = tuple(range(len(source)))[::-1] if given is None else tuple(int(axis) % len(source) for axis in given)
     strides = _contiguous(source)
     return _Operand(
-        shape=tuple(source[axis] for axis in axes),
-        strides=tuple(strides[axis] for axis in axes),
-        dtype=dtype_of(call),
+        shape=tuple(source[axis] for axis in axes), strides=tuple(strides[axis] for axis in axes), dtype=dtype_of(call)
     )
 
 

@@ -65,6 +65,7 @@ class PairFamily(TemplateFamily[AnyPair]):
         self.head, self.tail = ProductFamily(problem, device, first), ProductFamily(then, device, second)
         self.then, self.first, self.second = then, first, second
         self.why_unserved = next(filter(None, self._pair_reasons()), None)
+        self.why_not_copied = next(filter(None, self._example_13_reasons()), None)
 
     @cached_property
     def chain(self) -> ProductChain:
@@ -77,6 +78,8 @@ class PairFamily(TemplateFamily[AnyPair]):
         if has(self.device, BULK_COPIES_SINCE):
             for tile in HOPPER_TILES:
                 yield StreamedPairConfig(arithmetic=self.problem.arithmetic, tile=tile)
+        if self.why_not_copied is not None:
+            return
         first, second, window = self.problem.columns, self.then.columns, self.problem.window
         stages = _STAGES if self.architecture == 80 else (2,)
         for residence in _RESIDENCES:
@@ -109,6 +112,8 @@ class PairFamily(TemplateFamily[AnyPair]):
         if self.why_unserved is not None:
             return self.why_unserved
         last = reasons[-1] if reasons else "no tile has the columns of both"
+        if self.why_not_copied is not None:
+            return self.why_not_copied + (f"; {last}" if reasons else "")
         return f"{self.problem.columns} and {self.then.columns} columns: {last}"
 
     def predict(self, config: AnyPair) -> PredictedTime:
@@ -129,8 +134,9 @@ class PairFamily(TemplateFamily[AnyPair]):
     def source(self, config: AnyPair) -> str:
         if isinstance(config, StreamedPairConfig):
             return emit_streamed_pair(
-                self.symbol(config), config.name, config.tile, self.first, self.second, config.arithmetic
-            )
+                self.symbol(config), config.name, config.tile, self.first, self.second, config.arithmetic,
+                self.problem.orders[1],
+            )  # fmt: skip
         return emit_back_to_back.emit_pair(config, self.first, self.second, layout_b=self.problem.orders[1])
 
     def numbers(self, config: AnyPair) -> tuple[int, ...]:
@@ -160,12 +166,20 @@ class PairFamily(TemplateFamily[AnyPair]):
             yield "first factors must lie row by row, and the second ones both alike"
         if window is None and tail.operands[0].leading_dimension != head.columns:
             yield "the second product reads what lies between in another shape"
-        rows = self.first.operands  # the template hands over at most a bias and a scale, of one type
-        if len(rows) > 2 or len({row.dtype for row in rows}) > 1 or any(row.role != "row" for row in rows):
-            yield "behind the first product of a pair come at most two rows of one type, and no other tensors"
-        yield self._why_wrong_second()
+        if self.second.reduction is not None:
+            yield "behind the second product of a pair, no rows or columns are added up"
         if window and (head.depth % WIDE or window.channels % WIDE or head.columns % WIDE):
             yield f"{window.channels} and {head.columns} channels are no multiples of {WIDE}: pad them"
+
+    def _example_13_reasons(self) -> Iterator[str | None]:
+        """Why example 13's templates do not, which hand over tensors as CUTLASS's own epilogues."""
+        rows, operands, out = self.first.operands, self.second.operands, self.second.out_dtype
+        if len(rows) > 2 or len({row.dtype for row in rows}) > 1 or any(row.role != "row" for row in rows):
+            yield "behind the first product of a pair come at most two rows of one type, and no other tensors"
+        if len(operands) > 1:
+            yield "behind the second product of a pair comes at most one tensor"
+        if any(operand.role not in ("row", "matrix") or operand.dtype != out for operand in operands):
+            yield f"behind the second product of a pair comes a row or matrix of {out}"
 
     def _why_wrong_types(self) -> str | None:
         arithmetic = self.problem.arithmetic
@@ -179,36 +193,23 @@ class PairFamily(TemplateFamily[AnyPair]):
             return f"what lies between must be {arithmetic}, as the factors are"
         return None
 
-    def _why_wrong_second(self) -> str | None:
-        """As CUTLASS's own epilogues: one tensor of the result's type, which may repeat one row."""
-        epilogue = self.second
-        if epilogue.reduction is not None or len(epilogue.operands) > 1:
-            return "behind the second product of a pair comes at most one tensor, and no rows or columns are added up"
-        if any(
-            operand.role not in ("row", "matrix") or operand.dtype != epilogue.out_dtype
-            for operand in epilogue.operands
-        ):
-            return f"behind the second product of a pair comes a row or matrix of {epilogue.out_dtype}"
-        return None
-
     # ---- example 88 --------------------------------------------------------------------------------------------------
 
     def _why_not_streamed(self, config: StreamedPairConfig) -> str | None:
         """fmha_common.hpp, rs_op_selector: what lies between is a factor along K; the rest is what bulk copies read."""
         head, tail, most = self.problem, self.then, config.tile[2]
-        if head.window is not None or head.orders[1] != "column":
-            return "example 88 multiplies matrices, the second factors along their depth"
+        if head.window is not None and not head.window.is_plain:
+            return "example 88 multiplies matrices"
         if max(head.depth, tail.columns) > most:
             return f"{head.depth} and {tail.columns}, the depth and the columns of the result, are more than {most}"
-        if min(self._alignments) < WIDE or tail.columns * self.tail.out.bits % ACCESS_BITS:
+        if min(self._alignments) < WIDE or head.columns % WIDE or tail.columns * self.tail.out.bits % ACCESS_BITS:
             return "bulk copies take rows of multiples of 16 bytes"
-        if any(operand.role != "row" for operand in self.second.operands):
-            return "example 88 loads nothing but a row behind its products"
         return None
 
     def _streamed_time(self, config: StreamedPairConfig) -> PredictedTime:
         """A warp group multiplies, changes what it has made and multiplies that, one after another; the other fills
-        the copies' latency. All of both second factors pass through L2 for each threadblock.
+        the copies' latency. Behind it changes and stores its sums. All of both second factors pass through L2 for each
+        threadblock, and so does what the second epilogue reads.
         """
         device, machine, (rows, columns, most) = self.device, Machine(self.device), config.tile
         blocks, steps = ceil_div(self.problem.rows, rows), ceil_div(self.problem.columns, columns)
@@ -216,14 +217,13 @@ class PairFamily(TemplateFamily[AnyPair]):
         gflops, flops = device.peak_gflops_of(key), 4.0 * rows * columns * most
         assert gflops is not None
         units = device.unit_count
-        vector = 1.0  # the conversion
-        for node in ast.walk(self.first.tree()):
-            name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
-            vector += instructions_of(name, device) if name else isinstance(node, ast.BinOp)
+        changed_us = 1.0 / (machine.results_per_s("float32") / units / 1e6)
         multiply_us = flops / (gflops / units * 1e3)
-        change_us = rows * columns * vector / (machine.results_per_s("float32") / units / 1e6)
-        units_us = ceil_div(blocks, units) * (steps * (multiply_us + change_us) + latency_us(device))
-        l2_us = blocks * steps * columns * 2.0 * most * 2.0 / (l2_gb_per_s(device) * 1e3)
+        change_us = rows * columns * changed_us * (1.0 + _instructions(self.first, device))  # the conversion
+        behind_us = rows * most * changed_us * _instructions(self.second, device)
+        units_us = ceil_div(blocks, units) * (steps * (multiply_us + change_us) + behind_us + latency_us(device))
+        traffic = steps * columns * 2.0 * most * 2.0 + self.second.read_bytes(rows, self.then.columns)
+        l2_us = blocks * traffic / (l2_gb_per_s(device) * 1e3)
         busy_us = max(units_us, l2_us, self.chain.least_bytes / (global_gb_per_s(device) * 1e3))
         power_us = device.least_multiplying_s(blocks * steps * flops, key) * 1e6
         launch_us = machine.launch_us
@@ -278,6 +278,15 @@ class PairFamily(TemplateFamily[AnyPair]):
             return WIDE, WIDE
         a, b = self.problem.operands
         return a.alignment, gcd(b.alignment, self.then.operands[1].alignment)
+
+
+def _instructions(epilogue: Epilogue, device: DeviceSpec) -> float:
+    """Of one element; two neighbours of a row or matrix are read at once."""
+    count = len(epilogue.operands) / 2.0
+    for node in ast.walk(epilogue.tree()):
+        name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        count += instructions_of(name, device) if name else isinstance(node, ast.BinOp)
+    return count
 
 
 def _divides(epilogue: Epilogue) -> bool:

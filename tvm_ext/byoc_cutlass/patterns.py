@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from tvm_ext._tvm import Call, Expr, Node, Var, relax
-from tvm_ext.analysis.computation_exprs import itemsize_bytes
-from tvm_ext.analysis.relax_values import described, dtype_of, is_tensor, operator_name, static_shape
+from tvm_ext.analysis.relax_values import described, dtype_of, is_tensor, operator_name, static_shape, value_bytes
 from tvm_ext.cost.epilogue_traffic import EpilogueStage, best_prefix, instructions_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -140,11 +139,7 @@ def factors_of(call: Call, values: GraphValues) -> tuple[Expr, Expr]:
 
 
 def _region(
-    growth: EpilogueGrowth,
-    factors: tuple[Expr, Expr],
-    problem: CutlassProblem,
-    values: GraphValues,
-    device: DeviceSpec,
+    growth: EpilogueGrowth, factors: tuple[Expr, Expr], problem: CutlassProblem, values: GraphValues, device: DeviceSpec
 ) -> Region:
     cuts = growth.cuts
     stages = [_stage(cut, before, values, problem, device) for before, cut in zip([None, *cuts], cuts, strict=False)]
@@ -201,7 +196,7 @@ def _stage(
     cut: Cut, before: Cut | None, values: GraphValues, problem: CutlassProblem, device: DeviceSpec
 ) -> EpilogueStage:
     if before is None:
-        return EpilogueStage(value_bytes=_bytes(cut.value))
+        return EpilogueStage(value_bytes=value_bytes(cut.value))
     added = cut.members[len(before.members) :]
     outside = {
         operand
@@ -212,14 +207,10 @@ def _stage(
     steps = cut.steps[len(before.steps) :] or cut.steps[-1:]
     elements = prod(static_shape(before.value) or ())
     sums = any(step.function in REDUCTION_STEPS for step in steps)
-    partial = _bytes(cut.value) * max(1, problem.rows // TILE_ROWS) if sums else 0.0
+    partial = value_bytes(cut.value) * max(1, problem.rows // TILE_ROWS) if sums else 0.0
     return EpilogueStage(
-        value_bytes=_bytes(cut.value),
-        read_bytes=sum(map(_bytes, outside)) + partial,
+        value_bytes=value_bytes(cut.value),
+        read_bytes=sum(map(value_bytes, outside)) + partial,
         instructions=elements * sum(instructions_of(step.function, device) for step in steps),
         launches=int(sums),
     )
-
-
-def _bytes(value: Var) -> float:
-    return prod(static_shape(value) or ()) * itemsize_bytes(dtype_of(value))

@@ -11,8 +11,7 @@ from .common import AsJson
 
 
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Delete all kernels in it.")] = False,
-    as_json: AsJson = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Delete all kernels in it.")] = False, as_json: AsJson = False
 ) -> None:
     """Show where compiled kernels are kept and how much room they take, or delete them."""
     from tvm_ext.options import kernel_cache_directory

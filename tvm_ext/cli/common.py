@@ -26,10 +26,13 @@ from tvm_ext.support.files import remove_temporary
 from tvm_ext.support.limited_process import end_running
 
 # --- options that several commands have -------------------------------------------------------------------------------
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or the name of a built-in model.")]
+Model = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A file of ONNX, torch.export or TorchScript, or a built-in model's name."),
+]
 Target = Annotated[str, typer.Option(help="TVM target or device name; 'llvm' is this machine's CPU.")]
 ShapeOption = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=SIZES", help="An input's shape, e.g. input=1,3,224,224.")
+    list[str] | None, typer.Option(metavar="NAME=SIZES", help="An input's shape, e.g. x=1,3,224,224 or ids=1,8:int64.")
 ]
 Batch = Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")]
@@ -98,11 +101,17 @@ def say_version(asked: bool) -> None:
 
 # --- reading arguments -----------------------------------------------------------------------------------------------
 InputShapes = dict[str, list[int]]
+_TYPED = re.compile(r"=([0-9x, ]*):([a-z]+[0-9]*)$")
 
 
 def parse_shapes(texts: Sequence[str] | None) -> InputShapes:
     """``["input=1,3,224,224"]`` as a dict; raises OptionError for anything else. ``input=`` is a scalar."""
-    return dict(_parse_shape(text) for text in texts or ())
+    return dict(_parse_shape(_TYPED.sub(r"=\1", text)) for text in texts or ())
+
+
+def parse_types(texts: Sequence[str] | None) -> dict[str, str]:
+    """``["ids=1,128:int64"]`` as ``{"ids": "int64"}``; inputs without a type are left out."""
+    return {text[: found.start()]: found[2] for text in texts or () if (found := _TYPED.search(text))}
 
 
 def _parse_shape(text: str) -> tuple[str, list[int]]:
@@ -132,7 +141,7 @@ def parse_open(texts: Sequence[str] | None) -> dict[str, tuple[int, int] | list[
 def load_model(model: str, batch: int = 1) -> Any:
     """The path of a model file, or the ONNX model of a built-in name; raises ModelError for neither."""
     check_model(model)
-    if Path(model).is_file():
+    if Path(model).exists():
         return model
     from tvm_ext.bench import models
 
@@ -149,8 +158,12 @@ def check_alone(name: str, others: Mapping[str, object]) -> None:
 def import_model(model: str, shape: list[str] | None, batch: int = 1) -> Any:
     """Module and parameters of a model file or a built-in name, its inputs in the shapes that ``--shape`` gives."""
     from tvm_ext import relay
+    from tvm_ext.relay_passes.pytorch.read_file import is_torch_file
 
-    return relay.frontend.from_onnx(load_model(model, batch), shape=parse_shapes(shape) or None)
+    shapes, types = parse_shapes(shape) or None, parse_types(shape) or None
+    if Path(model).is_file() and is_torch_file(model):
+        return relay.frontend.from_torch(model, shapes, types)
+    return relay.frontend.from_onnx(load_model(model, batch), shape=shapes, dtype=types)
 
 
 def require_precision(dtype: str) -> bool:
@@ -167,16 +180,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def check_model(model: str) -> None:
-    """Raise ModelError unless ``model`` is a file or a built-in name."""
+    """Raise ModelError unless ``model`` is there, or a built-in name."""
     from tvm_ext.bench import models
 
-    if Path(model).is_file() or model in models.NAMES:
+    if Path(model).exists() or model in models.NAMES:
         return
     nearest = difflib.get_close_matches(model, models.NAMES, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
     raise ModelError(
-        f"{model!r} is neither a file nor a built-in model.",
-        f"{hint}The built-in models are {', '.join(models.NAMES)}",
+        f"{model!r} is neither a file nor a built-in model.", f"{hint}The built-in models are {', '.join(models.NAMES)}"
     )
 
 

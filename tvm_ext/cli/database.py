@@ -23,8 +23,7 @@ database = typer.Typer(help="Show, merge, export and import measurements.", no_a
 File = Annotated[Path | None, typer.Option("--database", help="The database. Default: the one that builds use.")]
 Summary = dict[str, str | int | float | None]
 Sources = Annotated[
-    list[Path],
-    typer.Argument(metavar="FILE...", help="Databases, JSON lines, or folders of MetaSchedule or of jobs."),
+    list[Path], typer.Argument(metavar="FILE...", help="Databases, JSON lines, or folders of MetaSchedule or of jobs.")
 ]
 
 

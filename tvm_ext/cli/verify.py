@@ -107,7 +107,7 @@ def _of_model(
     """(the operator's kernels for ``device``, its reference on the CPU); None where the operators were listed."""
     from tvm_ext import relay
     from tvm_ext.tir_passes.construct_kernels import construct_kernel
-    from tvm_ext.verify.verification import cpu_reference
+    from tvm_ext.verify.cpu_reference import cpu_reference
 
     from .explain import operator_names, operators_of
 

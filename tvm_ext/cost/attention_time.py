@@ -185,8 +185,7 @@ class AttentionClock:
         legal: tuple[Copies, ...] = ("block", "shared") if self._is_half() else ("none", "values", "block", "shared")
         for block, copies in product(self._blocks(base), legal):
             for keys, features in product(
-                _other_rows(base.key_rows, rows, block),
-                _other_rows(base.feature_rows, rows, self.work.value_features),
+                _other_rows(base.key_rows, rows, block), _other_rows(base.feature_rows, rows, self.work.value_features)
             ):
                 yield replace(base, key_block=block, copies=copies, key_rows=keys, feature_rows=features)
 

@@ -31,7 +31,7 @@ def legal_vector_axes(expr: TensorExpr, device: DeviceSpec) -> list[str | None]:
         return [last[-1] if last else None]
     dot = dot_product(expr, device)
     if dot is not None:
-        return list(lane_axes(expr, dot))
+        return list(lane_axes(expr, dot.weights))
     for axes in (expr.spatial, expr.reduction):
         names = [a.name for a in axes if any(vector_use(access, a.name) == "vector" for access in expr.accesses)]
         if names:

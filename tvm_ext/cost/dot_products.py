@@ -66,7 +66,7 @@ def dot_product(expr: TensorExpr, device: DeviceSpec) -> DotProduct | None:
     row = dot_instruction(device, *types)
     if row is None or group.extent != row.group or data.stride(group.name) != 1 or not constant.uses(group.name):
         return None
-    if any(index is None for access in expr.inputs for index in access.indices) or not _lane_axes(expr, weights):
+    if any(index is None for access in expr.inputs for index in access.indices) or not lane_axes(expr, weights):
         return None
     by_vectors = DotProduct(instruction=row, data=1 - weights, weights=weights, axes=(len(expr.axes) - 1,))
     tile_row = dot_instruction(device, *types, TILE_INSTRUCTIONS) if constant.is_constant else None
@@ -77,7 +77,7 @@ def _grouped_already(expr: TensorExpr) -> int | None:
     """The input that is no constant and yet lies as one is packed: a group of signed bytes for each lane."""
     group = expr.reduction[-1]
     grouped = [access.dtype == "int8" and access.stride(group.name) == 1 for access in expr.inputs]
-    return next((place for place, found in enumerate(grouped) if found and _lane_axes(expr, place)), None)
+    return next((place for place, found in enumerate(grouped) if found and lane_axes(expr, place)), None)
 
 
 def is_grouped_already(expr: TensorExpr, access: Access, dot: DotProduct | None) -> bool:
@@ -85,12 +85,8 @@ def is_grouped_already(expr: TensorExpr, access: Access, dot: DotProduct | None)
     return dot is not None and access is expr.inputs[dot.weights] and not access.is_constant
 
 
-def lane_axes(expr: TensorExpr, dot: DotProduct) -> list[str]:
+def lane_axes(expr: TensorExpr, weights: int) -> list[str]:
     """The axes along which the sums of a register may lie: those of the weights alone."""
-    return _lane_axes(expr, dot.weights)
-
-
-def _lane_axes(expr: TensorExpr, weights: int) -> list[str]:
     data, constant = expr.inputs[1 - weights], expr.inputs[weights]
     own = [axis.name for axis in expr.spatial if constant.uses(axis.name) and not data.uses(axis.name)]
     return own if constant.is_constant else [name for name in own if constant.stride(name) == expr.reduction[-1].extent]
@@ -105,7 +101,7 @@ def _by_tiles(expr: TensorExpr, by_vectors: DotProduct, row: DotInstruction, dev
     if unit is None or not rows or row.register_bytes != device.register_bytes:
         return None
     own = max(reversed(rows), key=lambda axis: axis.extent / ceil_div(axis.extent, unit.rows))
-    lane = max(extents[name] for name in _lane_axes(expr, by_vectors.weights))
+    lane = max(extents[name] for name in lane_axes(expr, by_vectors.weights))
     registers = prod(axis.extent for axis in expr.spatial) // lane * ceil_div(lane, row.register_bytes // 4)
     tiles = registers // own.extent * ceil_div(own.extent, unit.rows)
     depth = prod(axis.extent for axis in expr.reduction)

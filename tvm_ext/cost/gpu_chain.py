@@ -194,10 +194,7 @@ def separate_s(chain: ProductChain, device: DeviceSpec, units: ChainUnits) -> fl
 def _roofs(chain: ProductChain, device: DeviceSpec, units: ChainUnits) -> list[tuple[float, float]]:
     """Of each product apart the least time of its arithmetic, and of its traffic with memory."""
     return [
-        (
-            _flops(one) / _rate(one.dtype, units, device),
-            one.least_bytes / Machine(device).rate("L2"),
-        )
+        (_flops(one) / _rate(one.dtype, units, device), one.least_bytes / Machine(device).rate("L2"))
         for one in chain.singles
     ]
 

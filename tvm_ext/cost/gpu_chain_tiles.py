@@ -32,16 +32,7 @@ from tvm_ext.devices.occupancy import (
 )
 from tvm_ext.support.arithmetic import ceil_div
 
-from .gpu_chain import (
-    ChainTile,
-    ChainTime,
-    ChainUnits,
-    ProductChain,
-    ProductTile,
-    Residence,
-    padded,
-    predict_chain,
-)
+from .gpu_chain import ChainTile, ChainTime, ChainUnits, ProductChain, ProductTile, Residence, padded, predict_chain
 
 # A choice: what is looked at with matrix units, powers of two that whole fragments fill.
 ROWS = (16, 32, 64, 128, 256)

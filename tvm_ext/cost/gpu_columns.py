@@ -28,16 +28,8 @@ from tvm_ext.records.tuning import GpuTile
 from tvm_ext.support.quantities import Floats, Integers, Quantity, largest, whole_quotient
 
 from .mma_model import ACCUMULATOR_BYTES
-from .pipeline_equations import (
-    bytes_per_s,
-    epilogue_s,
-    inner_loop,
-    iteration_terms,
-    kernel_s,
-    main_loop_s,
-    memory_load,
-)
-from .pipeline_workload import LoopCounts, PipelineWorkload, registers_of, resident_of, shared_bytes_of
+from .pipeline_equations import bytes_per_s, epilogue_s, inner_loop, iteration_terms, kernel_s, main_loop_s, memory_load
+from .pipeline_workload import Counted, LoopCounts, PipelineWorkload, registers_of, resident_of, shared_bytes_of
 from .product_counts import (
     ADDRESS_REGISTERS,
     MAX_GROUP,
@@ -114,24 +106,9 @@ class TileColumns:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LoopColumns:
+class LoopColumns(LoopCounts[Integers, Floats]):
     """`PipelineWorkload`s by column, and of each the blocks that a unit runs at a time (0: it does not fit)."""
 
-    blocks: Integers
-    warps_per_block: Integers
-    other_shared_bytes: Integers
-    stage_bytes: Integers
-    registers_per_thread: Integers
-    register_stage_registers: Integers
-    shared_trips: Integers
-    register_trips: Integers
-    flops_per_register_trip: Floats
-    bytes_per_shared_trip: Floats
-    shared_bytes_per_register_trip: Floats
-    output_bytes_per_block: Floats
-    workset_bytes: Floats
-    workset_blocks: Integers
-    throughput: str
     resident: Integers
 
     def workload(self, index: int) -> PipelineWorkload:
@@ -178,7 +155,7 @@ def predict_tiles(product: TunedProduct, tiles: TileColumns, device: DeviceSpec)
 
 
 def threadblock_s(
-    counts: LoopCounts, device: DeviceSpec, shared_stages: Quantity, register_stages: Quantity, blocks: Quantity
+    counts: Counted, device: DeviceSpec, shared_stages: Quantity, register_stages: Quantity, blocks: Quantity
 ) -> Quantity:
     """T_threadblk in a batch of ``blocks``, which the units share evenly."""
     memory = memory_load(counts, device, blocks)

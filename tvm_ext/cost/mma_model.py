@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
-from tvm_ext.analysis.gemm_form import TileSplit, reduction_step, uses_wmma
+from tvm_ext.analysis.gemm_form import TileSplit, uses_wmma
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.product_counts import (
     ADDRESS_REGISTERS,
@@ -77,8 +77,8 @@ def fragment_registers(split: TileSplit, dtype: str, device: DeviceSpec) -> int:
     if uses_wmma(device):
         one = 2 * FRAGMENT * FRAGMENT * int(itemsize_bytes(dtype)) // (WARP * REGISTER_BYTES)
         return sums + one * (1 + split.warp_columns // FRAGMENT)
-    step, itemsize = reduction_step(dtype, device), int(itemsize_bytes(dtype))
-    return sums + int(factor_registers(fragment_bytes(split.warp_rows, split.warp_columns, step, itemsize), lanes))
+    bytes_held = fragment_bytes(split.warp_rows, split.warp_columns, split.step, int(itemsize_bytes(dtype)))
+    return sums + int(factor_registers(bytes_held, lanes))
 
 
 def thread_registers(split: TileSplit, dtype: str, device: DeviceSpec) -> int:
@@ -139,10 +139,7 @@ def predict_mma(shape: GemmShape, split: TileSplit, splits: int, dtype: str, dev
     costs = (
         LayerCost(layer="L1", footprint_bytes=registers, traffic_bytes=float(read * blocks), time_s=shared),
         LayerCost(
-            layer="L2",
-            footprint_bytes=tile_bytes(split, dtype, device),
-            traffic_bytes=missed + written,
-            time_s=memory,
+            layer="L2", footprint_bytes=tile_bytes(split, dtype, device), traffic_bytes=missed + written, time_s=memory
         ),
     )
     return machine.bind(compute, costs, launches=launches)

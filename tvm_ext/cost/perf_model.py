@@ -282,12 +282,7 @@ class PerfModel:
             outermost = outermost & (counts[axis] == 1)
         return smaller(1.0, prod(self.extents[axis] for axis in self.spatial) / (units * first))
 
-    def predict(
-        self,
-        shapes: Sequence[Shape],
-        padding: Sequence[int] = (),
-        order: Sequence[int] = (),
-    ) -> Prediction:
+    def predict(self, shapes: Sequence[Shape], padding: Sequence[int] = (), order: Sequence[int] = ()) -> Prediction:
         """Predicted time of the rProgram with the tiles ``shapes`` (highest layer first).
 
         Compute and loads overlap, so the slowest resource binds (on a CPU less than perfectly, see `MEMORY_OVERLAP`);

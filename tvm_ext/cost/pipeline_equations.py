@@ -12,7 +12,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import GLOBAL, SHARED
 from tvm_ext.support.quantities import Quantity, chosen, larger, largest, smaller
 
-from .pipeline_workload import LoopCounts, workset_of
+from .pipeline_workload import Counted, workset_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class InnerLoop:
     alone_s: Quantity
 
 
-def memory_load(counts: LoopCounts, device: DeviceSpec, blocks: Quantity) -> MemoryLoad:
+def memory_load(counts: Counted, device: DeviceSpec, blocks: Quantity) -> MemoryLoad:
     """Memory Latency Model: a barrier, a round trip, and the batch's bytes at the bandwidth that its blocks share."""
     layer = device.layer(GLOBAL)
     memory_rate = bytes_per_s(layer.bandwidth_gb_per_s)
@@ -60,7 +60,7 @@ def memory_load(counts: LoopCounts, device: DeviceSpec, blocks: Quantity) -> Mem
 
 
 def iteration_terms(
-    counts: LoopCounts, shared_stages: Quantity, register_stages: Quantity, memory: MemoryLoad, inner: InnerLoop
+    counts: Counted, shared_stages: Quantity, register_stages: Quantity, memory: MemoryLoad, inner: InnerLoop
 ) -> dict[str, Quantity]:
     """What one outer iteration takes in the steady state beside its use, in seconds: the longest binds."""
     ahead = smaller(register_stages - 1, counts.register_trips) / counts.register_trips
@@ -69,7 +69,7 @@ def iteration_terms(
     return {"L2 cache": memory.llc_bytes_s, "memory": memory.dram_bytes_s, "load latency": waited}
 
 
-def inner_loop(counts: LoopCounts, device: DeviceSpec, register_stages: Quantity, per_unit: Quantity) -> InnerLoop:
+def inner_loop(counts: Counted, device: DeviceSpec, register_stages: Quantity, per_unit: Quantity) -> InnerLoop:
     """The inner loop, as long as the slowest of arithmetic, shared memory and the wait for one warp's fragments."""
     load = register_load(counts, device)
     rate = throughput(counts.throughput, device) / device.unit_count / device.teus_per_unit
@@ -91,21 +91,21 @@ def inner_loop(counts: LoopCounts, device: DeviceSpec, register_stages: Quantity
     )
 
 
-def register_load(counts: LoopCounts, device: DeviceSpec) -> Quantity:
+def register_load(counts: Counted, device: DeviceSpec) -> Quantity:
     """T_reg_load, which the paper describes and Table 1 omits: a round trip, and one block's bytes at a unit's rate."""
     layer = device.layer(SHARED)
     rate = bytes_per_s(layer.bandwidth_gb_per_s) / device.unit_count
     return seconds(layer.latency_ns) + counts.shared_bytes_per_register_trip / rate
 
 
-def epilogue_s(counts: LoopCounts, device: DeviceSpec, blocks: Quantity) -> Quantity:
+def epilogue_s(counts: Counted, device: DeviceSpec, blocks: Quantity) -> Quantity:
     """Epilogue Model; a write's round trip is taken for a read's where it is not known."""
     layer = device.layer(GLOBAL)
     latency = layer.latency_ns if layer.write_latency_ns is None else layer.write_latency_ns
     return seconds(latency) + counts.output_bytes_per_block * blocks / bytes_per_s(layer.bandwidth_gb_per_s)
 
 
-def main_loop_s(counts: LoopCounts, iteration_s: Quantity, inner: InnerLoop) -> Quantity:
+def main_loop_s(counts: Counted, iteration_s: Quantity, inner: InnerLoop) -> Quantity:
     """T_main_loop: the last iteration waits for nothing."""
     return (counts.shared_trips - 1) * iteration_s + inner.use_s
 
@@ -129,6 +129,6 @@ def seconds(latency_ns: float | None) -> float:
     return (latency_ns or 0.0) * 1e-9
 
 
-def _stored_s(counts: LoopCounts, device: DeviceSpec) -> Quantity:
+def _stored_s(counts: Counted, device: DeviceSpec) -> Quantity:
     """Seconds in which a unit's shared memory takes the tiles that one block copies into it in an outer iteration."""
     return counts.bytes_per_shared_trip / (bytes_per_s(device.layer(SHARED).bandwidth_gb_per_s) / device.unit_count)

@@ -88,10 +88,8 @@ def predict(
     Without ``asynchronous`` copies, loads run ahead in registers. A latency that the tables do not know counts as 0, an
     unknown bandwidth of the cache as its memory's. The launch is not counted.
 
-    Raises
-    ------
-    IllegalRewrite
-        where shared memory of a block, registers of a thread or of a unit are exceeded, with the numbers.
+    Raises IllegalRewrite where shared memory of a block, registers of a thread or of a unit are exceeded, with the
+    numbers.
     """
     assert shared_stages >= 1 and register_stages >= 1
     size = shared_bytes(workload, shared_stages)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, TypeAlias, TypeVar
 
 from tvm_ext.devices import occupancy
 from tvm_ext.devices.hal import DeviceSpec
@@ -15,43 +15,12 @@ ASSEMBLER_PERCENT = 110
 """Registers that ptxas takes for a hundred planned: 106 to 110 in the median of Roller's kernels (docs/gpu.md)."""
 
 
-class LoopCounts(Protocol):
-    """What the equations ask: a `PipelineWorkload`, or arrays of the same names with one entry a candidate."""
-
-    @property
-    def blocks(self) -> Quantity: ...
-    @property
-    def warps_per_block(self) -> Quantity: ...
-    @property
-    def other_shared_bytes(self) -> Quantity: ...
-    @property
-    def stage_bytes(self) -> Quantity: ...
-    @property
-    def registers_per_thread(self) -> Quantity: ...
-    @property
-    def register_stage_registers(self) -> Quantity: ...
-    @property
-    def shared_trips(self) -> Quantity: ...
-    @property
-    def register_trips(self) -> Quantity: ...
-    @property
-    def flops_per_register_trip(self) -> Quantity: ...
-    @property
-    def bytes_per_shared_trip(self) -> Quantity: ...
-    @property
-    def shared_bytes_per_register_trip(self) -> Quantity: ...
-    @property
-    def output_bytes_per_block(self) -> Quantity: ...
-    @property
-    def workset_bytes(self) -> Quantity: ...
-    @property
-    def workset_blocks(self) -> Quantity: ...
-    @property
-    def throughput(self) -> str: ...
+Whole = TypeVar("Whole", covariant=True)
+Real = TypeVar("Real", covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PipelineWorkload:
+class LoopCounts(Generic[Whole, Real]):
     """What Table 1 asks of a kernel: two nested loops that load and use, counted for one threadblock.
 
     ``throughput`` is a key of the device's peaks (``float16_tensor``, ``float32``). ``workset_bytes`` are the distinct
@@ -59,28 +28,37 @@ class PipelineWorkload:
     when the cache serves the rest.
     """
 
-    blocks: int
-    warps_per_block: int
-    other_shared_bytes: int  # of buffers that are not staged
-    stage_bytes: int  # shared memory of one stage, all staged buffers
-    registers_per_thread: int  # 32-bit, with one version of the fragments
-    register_stage_registers: int  # 32-bit, of a thread for one more version of the fragments
-    shared_trips: int
-    register_trips: int
-    flops_per_register_trip: float
-    bytes_per_shared_trip: float  # global bytes that one block loads in one iteration of the outer loop
-    shared_bytes_per_register_trip: float  # bytes that one block reads from shared memory in one of the inner loop
-    output_bytes_per_block: float
-    workset_bytes: float
-    workset_blocks: int
+    blocks: Whole
+    warps_per_block: Whole
+    other_shared_bytes: Whole  # of buffers that are not staged
+    stage_bytes: Whole  # shared memory of one stage, all staged buffers
+    registers_per_thread: Whole  # 32-bit, with one version of the fragments
+    register_stage_registers: Whole  # 32-bit, of a thread for one more version of the fragments
+    shared_trips: Whole
+    register_trips: Whole
+    flops_per_register_trip: Real
+    bytes_per_shared_trip: Real  # global bytes that one block loads in one iteration of the outer loop
+    shared_bytes_per_register_trip: Real  # bytes that one block reads from shared memory in one of the inner loop
+    output_bytes_per_block: Real
+    workset_bytes: Real
+    workset_blocks: Whole
     throughput: str
+
+
+Counted: TypeAlias = LoopCounts[Quantity, Quantity]
+"""Of one kernel, or arrays with one entry a candidate."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineWorkload(LoopCounts[int, float]):
+    """The counts of one kernel."""
 
     def __post_init__(self) -> None:
         assert min(self.blocks, self.warps_per_block, self.shared_trips, self.register_trips, self.workset_blocks) >= 1
         assert min(self.other_shared_bytes, self.stage_bytes, self.register_stage_registers) >= 0
 
 
-def workset_of(counts: LoopCounts, blocks: Quantity) -> Quantity:
+def workset_of(counts: Counted, blocks: Quantity) -> Quantity:
     """Distinct bytes that ``blocks`` concurrent blocks load in one iteration.
 
     Blocks share panels of rows and of columns, whose number grows with the square root of the blocks': where 216
@@ -94,7 +72,7 @@ def shared_bytes(workload: PipelineWorkload, shared_stages: int) -> int:
     return int(shared_bytes_of(workload, shared_stages))
 
 
-def shared_bytes_of(counts: LoopCounts, shared_stages: Quantity) -> Quantity:
+def shared_bytes_of(counts: Counted, shared_stages: Quantity) -> Quantity:
     return counts.other_shared_bytes + shared_stages * counts.stage_bytes
 
 
@@ -105,7 +83,7 @@ def registers(
 
 
 def registers_of(
-    counts: LoopCounts, device: DeviceSpec, shared_stages: Quantity, register_stages: Quantity, held: bool
+    counts: Counted, device: DeviceSpec, shared_stages: Quantity, register_stages: Quantity, held: bool
 ) -> Quantity:
     """Registers of a thread; with ``held``, loads wait in registers until they are stored to shared memory.
 

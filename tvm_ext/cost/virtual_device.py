@@ -18,10 +18,7 @@ from tvm_ext.records.rtasks import Need, VDevice
 def virtual_device(device: DeviceSpec, need: Need) -> VDevice:
     """The vEUs of ``device`` for a program whose rTasks need ``need`` at most (`need_of` its kernels).
 
-    Raises
-    ------
-    IllegalRewrite
-        where a unit has no room for one of them.
+    Raises IllegalRewrite where a unit has no room for one of them.
     """
     own_cache = _own_cache(device)
     return VDevice(

@@ -39,6 +39,11 @@ def has(device: DeviceSpec, since: tuple[int, int]) -> bool:
     return device.kind == "cuda" and capability is not None and capability >= since
 
 
+def has_wide_bytes(device: DeviceSpec) -> bool:
+    """Whether v_mfma of bytes takes 8 of each lane, as of CDNA 3, not 4, as of those before (their ISA guides)."""
+    return dict(device.target).get("mcpu") == "gfx942"
+
+
 def blocks_may_wait(device: DeviceSpec) -> bool:
     """Whether blocks of one launch on ``device`` can hand work to each other (`ir.device_sync`)."""
     return device.kind == "rocm" or has(device, ACQUIRING_LOADS_SINCE)

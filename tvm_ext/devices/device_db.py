@@ -77,19 +77,12 @@ def chosen_device(name: str, target_device: DeviceSpec) -> DeviceSpec:
 def device_for_target(target: TargetLike) -> tuple[DeviceSpec, Target]:
     """The device that ``target`` means, and the stock TVM target to build with.
 
-    Parameters
-    ----------
-    target
-        What stock TVM accepts (a kind, a dict, a tag, a Target), the name of a device or a row file. ``"llvm"`` without
-        a model or features means this machine's CPU with all it has, where stock TVM means SSE2; explicit ``mcpu`` or
-        ``mattr`` is honoured, and gives the table row of its instruction set unless it is this machine's own.
-        ``num-cores`` is honoured; without it a target that can run here gets the cores that this process may use.
-        ``"cuda"``, ``"rocm"`` and ``"opencl"`` alone mean a row each, see `DEFAULT_ROWS`.
-
-    Raises
-    ------
-    TargetError
-        for a misspelt target (with the nearest names), one without a row, or a CPU that is neither x86-64 nor AArch64.
+    ``target``: what stock TVM accepts (a kind, a dict, a tag, a Target), the name of a device or a row file. ``"llvm"``
+    without a model or features means this machine's CPU with all it has, where stock TVM means SSE2; explicit ``mcpu``
+    or ``mattr`` is honoured, and gives the table row of its instruction set unless it is this machine's own.
+    ``num-cores`` is honoured; without it a target that can run here gets the cores that this process may use.
+    ``"cuda"``, ``"rocm"`` and ``"opencl"`` alone mean a row each, see `DEFAULT_ROWS`. Raises TargetError for a misspelt
+    target (with the nearest names), one without a row, or a CPU that is neither x86-64 nor AArch64.
     """
     if isinstance(target, str):
         row = _find(target)

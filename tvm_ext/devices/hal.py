@@ -111,9 +111,7 @@ class DeviceSpec:
     function_cycles: tuple[tuple[str, float], ...] = ()
     row_shares: tuple[tuple[str, float], ...] = ()
     tensor_core_shape: tuple[int, int, int] | None = None
-    power_share: float | None = (
-        None  # of the matrix units' peak, what the board's limit of power leaves where they go on
-    )
+    power_share: float | None = None  # of the matrix units' peak, what the board's power leaves where they go on
     mma_sync_share: float | None = None  # of the matrix units' peak, what mma.sync reaches where other instructions do
     fma_pipes: int | None = None  # CPU: vector FMAs started per cycle and core
     fma_latency_cycles: int | None = None  # CPU: before the next FMA on the same accumulator may start

@@ -32,17 +32,9 @@ def probe_cpu(*, unit_count: int | None = None, info: CpuInfo | None = None) -> 
     Rates are those of its microarchitecture's row, or of its instruction set's where the tables do not know it; caches
     and cores are the operating system's. A row that was measured here (`measure_cpu`) takes the place of all that.
 
-    Parameters
-    ----------
-    unit_count
-        Cores to use; None: as many as this process may use and TVM's thread pool has.
-    info
-        What the operating system says; None: read it.
-
-    Raises
-    ------
-    UnsupportedEnvironmentError
-        on a CPU that is neither an x86-64 nor an AArch64.
+    ``unit_count``: cores to use; None: as many as this process may use and TVM's thread pool has. ``info``: what the
+    operating system says; None: read it. Raises UnsupportedEnvironmentError on a CPU that is neither an x86-64 nor an
+    AArch64.
     """
     spec = _from_tables(info or read_cpu_info())
     return with_unit_count(row_files.kept_row(spec) or spec, unit_count or spec.unit_count)

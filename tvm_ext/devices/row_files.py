@@ -72,8 +72,7 @@ def keep_row(spec: DeviceSpec, measured: DeviceSpec) -> None:
         make_own_folder(path.parent)
     except OSError as error:
         raise ExportError(
-            f"cannot make the folder {path.parent}: {error.strerror or error}.",
-            "name another by TVM_EXT_CACHE_DIR",
+            f"cannot make the folder {path.parent}: {error.strerror or error}.", "name another by TVM_EXT_CACHE_DIR"
         ) from error
     write_row(path, measured)
 

@@ -30,12 +30,7 @@ from tvm_ext.support.arithmetic import ceil_div
 
 INDEX_DTYPE = "int64"
 
-SERIAL, PARALLEL, UNROLLED, VECTORIZED = (
-    ForKind.SERIAL,
-    ForKind.PARALLEL,
-    ForKind.UNROLLED,
-    ForKind.VECTORIZED,
-)
+SERIAL, PARALLEL, UNROLLED, VECTORIZED = (ForKind.SERIAL, ForKind.PARALLEL, ForKind.UNROLLED, ForKind.VECTORIZED)
 
 
 def index(value: int) -> Expr:

@@ -34,18 +34,11 @@ class BatchAxes:
 class OpenDimension:
     """A dimension that stays open in a library.
 
-    Attributes
-    ----------
-    name
-        Its name in the model.
-    sizes
-        The sizes that have a variant, ascending.
-    largest
-        The largest size that a run may have.
-    axes
-        With `BatchAxes` any size up to ``largest`` runs, by some of ``sizes``; without, ``sizes`` alone do.
-    reason
-        Why sizes are not divided; empty where they are.
+    * ``name``: its name in the model.
+    * ``sizes``: the sizes that have a variant, ascending.
+    * ``largest``: the largest size that a run may have.
+    * ``axes``: with `BatchAxes` any size up to ``largest`` runs, by some of ``sizes``; without, ``sizes`` alone do.
+    * ``reason``: why sizes are not divided; empty where they are.
     """
 
     name: str

@@ -164,15 +164,7 @@ def verdicts_of(trials: Iterable[Trial]) -> dict[str, Verdict]:
 
 
 def _verdict(configuration: str, trials: list[Trial]) -> Verdict:
-    order: tuple[TrialOutcome, ...] = (
-        "wrong",
-        "ok",
-        "crashed",
-        "launch_failed",
-        "compile_failed",
-        "timed_out",
-        "lost",
-    )
+    order: tuple[TrialOutcome, ...] = ("wrong", "ok", "crashed", "launch_failed", "compile_failed", "timed_out", "lost")
     outcome = min((trial.outcome for trial in trials), key=order.index)
     times = [trial.time_us for trial in trials if trial.time_us is not None]
     return Verdict(

@@ -23,10 +23,7 @@ EntryClock = NDArray[np.int64]
 def walk(program: RTaskProgram) -> Iterator[tuple[int, int, ScheduleEntry]]:
     """All entries, each behind those before it in its stream and those that it waits for: vEU, place, entry.
 
-    Raises
-    ------
-    ValueError
-        where entries wait for each other in a circle; the message names what each vEU waits for.
+    Raises ValueError where entries wait for each other in a circle; the message names what each vEU waits for.
     """
     done = [0] * len(program.streams)
     met: set[int] = set()  # barriers, by object, that all their entries have passed: many entries may share one

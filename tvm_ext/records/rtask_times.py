@@ -52,8 +52,7 @@ def measurements_of(report: RammerRecord) -> tuple[Measurement, ...]:
             samples[function, iterations].append(microseconds)
     return tuple(
         Measurement(
-            workload=workloads[function],
-            trial=Trial(configuration=iterations, outcome="ok", times_us=_typical(times)),
+            workload=workloads[function], trial=Trial(configuration=iterations, outcome="ok", times_us=_typical(times))
         )
         for (function, iterations), times in samples.items()
         if function in workloads

@@ -22,25 +22,16 @@ class StepLoop:
     initial hidden and cell states and recurrent, and gives the hidden states of all steps (steps, batch, units), the
     last hidden state and the last cell state.
 
-    Attributes
-    ----------
-    input_count
-        Parameters of the step that are inputs; those behind them are its results.
-    sliced
-        Inputs of which every step has its own part along a first axis of the loop's parameter.
-    carried
-        (input, result): what one step gives, the next one takes; the loop's parameter is what the first one takes.
-    collected
-        Results that the loop keeps of every step, along a first axis.
-    is_reverse
-        Whether the last place of that axis is the first step.
-    steps
-        How many steps there are, where that is known before.
-    rows
-        Places along that axis that one call of the step takes, where the step has an axis of so many itself; None: one,
-        and the step does not have the axis.
-    axes
-        With ``rows``, which axis it is: of each of ``sliced``, then of each of ``collected``.
+    * ``input_count``: parameters of the step that are inputs; those behind them are its results.
+    * ``sliced``: inputs of which every step has its own part along a first axis of the loop's parameter.
+    * ``carried``: (input, result): what one step gives, the next one takes; the loop's parameter is what the first one
+      takes.
+    * ``collected``: results that the loop keeps of every step, along a first axis.
+    * ``is_reverse``: whether the last place of that axis is the first step.
+    * ``steps``: how many steps there are, where that is known before.
+    * ``rows``: places along that axis that one call of the step takes, where the step has an axis of so many itself;
+      None: one, and the step does not have the axis.
+    * ``axes``: with ``rows``, which axis it is: of each of ``sliced``, then of each of ``collected``.
     """
 
     input_count: int

@@ -79,10 +79,7 @@ def _to_shape(value: Expr) -> Expr:
     return relax.ShapeExpr([int(extent) for extent in value.value.numpy()])
 
 
-_SHAPES: dict[str, Callable[[Expr], Expr]] = {
-    "relax.shape_to_tensor": _to_tensor,
-    "relax.tensor_to_shape": _to_shape,
-}
+_SHAPES: dict[str, Callable[[Expr], Expr]] = {"relax.shape_to_tensor": _to_tensor, "relax.tensor_to_shape": _to_shape}
 
 
 def _arrays(argument: Expr) -> list[Array]:

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from tvm_ext._tvm import Call, Constant, Expr, PrimFunc, TeTensor, ir, relax, te, tirx
-from tvm_ext.analysis.relax_values import operator_name, static_shape
+from tvm_ext.analysis.relax_values import extent_text, known_extent, operator_name, static_shape
 from tvm_ext.errors import DivisionByZeroError, IndexRangeError
 
 from .node_names import imported_nodes, spoken_name
@@ -54,15 +54,8 @@ _KEEPING = frozenset(("relax.reshape", "relax.squeeze", "relax.expand_dims"))
 class CheckValues(CallRewriter):
     """Check or bound every index and every integer divisor that is only known at run time.
 
-    Parameters
-    ----------
-    bounds
-        ``"error"``: values that are not allowed end the run; ``"wrap"``: they are replaced.
-
-    Raises
-    ------
-    IndexRangeError, DivisionByZeroError
-        for constants that are not allowed, whatever ``bounds`` says.
+    ``bounds``: ``"error"``: values that are not allowed end the run; ``"wrap"``: they are replaced. Raises
+    IndexRangeError, DivisionByZeroError for constants that are not allowed, whatever ``bounds`` says.
     """
 
     def prepare(self, bounds: Bounds = "error") -> None:
@@ -71,7 +64,7 @@ class CheckValues(CallRewriter):
     def _describe(self, expr: Expr) -> str:
         """A tensor for an error: what it is called, its shape and type."""
         shape = getattr(expr.ty.shape, "values", None)
-        size = "of unknown shape" if shape is None else "x".join(map(_size, shape)) or "scalar"
+        size = "of unknown shape" if shape is None else "x".join(map(extent_text, shape)) or "scalar"
         name = spoken_name(self.nodes, str(getattr(expr, "name", "a result")))
         return f"{'a constant' if isinstance(expr, Constant) else name} ({size} {expr.ty.dtype})"
 
@@ -112,7 +105,7 @@ class CheckValues(CallRewriter):
             return indices
         if not hasattr(indices.ty.shape, "values"):
             return self._wrapped(indices, extents)
-        shape, sizes = ([_known(extent) for extent in of] for of in (_sizes(indices), extents))
+        shape, sizes = ([known_extent(extent) for extent in of] for of in (_sizes(indices), extents))
         user = f"{ONNX_NAMES[name]} on {self._describe(data)} by {self._describe(indices)}"
         if 0 in sizes and 0 not in shape and None not in shape:
             raise IndexRangeError(f"{user}: no index is inside an axis of extent 0.", "correct the model")
@@ -129,10 +122,10 @@ class CheckValues(CallRewriter):
 
     def _as_given(self, indices: Expr) -> Expr:
         """``x`` of the importer's ``where(x < 0, x + extent, x)``: -1 - extent would become -1, and count once more."""
-        chosen = self._bound(indices)
+        chosen = self.bound(indices)
         if operator_name(chosen) != "relax.where":
             return indices
-        is_negative, moved = (self._bound(operand) for operand in chosen.args[:2])
+        is_negative, moved = (self.bound(operand) for operand in chosen.args[:2])
         given = chosen.args[2]
         names = (operator_name(is_negative), operator_name(moved))
         reads_it = names == ("relax.less", "relax.add") and all(
@@ -145,20 +138,15 @@ class CheckValues(CallRewriter):
 
         Worked example: greedy decoding looks up, among 128 words, the one of the largest of 128 scores.
         """
-        found = self._bound(indices)
+        found = self.bound(indices)
         while operator_name(found) in _KEEPING:
-            found = self._bound(found.args[0])
+            found = self.bound(found.args[0])
         if len(extents) != 1 or operator_name(found) not in ("relax.argmax", "relax.argmin"):
             return False
         axis, shape = found.attrs.axis, static_shape(found.args[0])
         extent = None if shape is None else prod(shape) if axis is None else shape[int(axis)]
-        size = _known(extents[0])
+        size = known_extent(extents[0])
         return extent is not None and size is not None and 0 < extent <= size
-
-    def _bound(self, value: Expr) -> Expr:
-        """What the variable ``value`` is bound to; what is none, or a parameter, itself."""
-        bound = self.lookup_binding(value) if isinstance(value, relax.Var) else value
-        return value if bound is None else bound
 
     def _wrapped(self, indices: Expr, extents: Sequence[Expr]) -> Expr:
         """Every index modulo its extent."""
@@ -230,20 +218,12 @@ def _at_least_a_step(steps: Expr) -> Expr:
     )
 
 
-def _known(extent: int | Expr) -> int | None:
-    return int(extent) if isinstance(extent, int | tirx.IntImm) else None
-
-
 def _is_zero(expr: Expr) -> bool:
     return isinstance(expr, Constant) and not expr.value.numpy().any()
 
 
 def _is_integer(expr: Expr) -> bool:
     return isinstance(expr.ty, relax.TensorType) and "int" in str(expr.ty.dtype)
-
-
-def _size(size: Expr) -> str:
-    return str(int(size)) if isinstance(size, tirx.IntImm) else str(size)
 
 
 def _checked_constant(user: str, indices: Expr, extents: Sequence[int]) -> Expr:

@@ -23,13 +23,13 @@ from math import prod
 
 import numpy as np
 
-from tvm_ext._tvm import Call, Constant, Expr, Target, relax
+from tvm_ext._tvm import Call, Constant, Expr, relax
 from tvm_ext.analysis.relax_values import operator_name, static_shape
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 
 from .layout.weave import PhaseRange, Weave, woven
-from .rewriting import CallRewriter, call_pass
+from .rewriting import CallRewriter, call_pass, is_for_gpu
 
 TRANSPOSED = "relax.nn.conv2d_transpose"
 
@@ -64,10 +64,7 @@ def _phases(size: int, kernel: int, stride: int, padding: tuple[int, int], extra
     length = (size - 1) * stride - sum(padding) + kernel + extra
     first = padding[0] // stride
     return _Phases(
-        first=first,
-        last=(padding[0] + length - 1) // stride,
-        crop=padding[0] - first * stride,
-        length=length,
+        first=first, last=(padding[0] + length - 1) // stride, crop=padding[0] - first * stride, length=length
     )
 
 
@@ -85,7 +82,7 @@ def phase_filters(weight: Array, strides: Sequence[int], groups: int, rows: Phas
     split = whole.reshape(groups, channels // groups, filters, taps[0], strides[0], taps[1], strides[1])
     some = split[:, :, :, : rows.taps, rows.first : rows.first + rows.count]
     some = some[:, :, :, :, :, : columns.taps, columns.first : columns.first + columns.count]
-    order = (0, 2, 4, 6, 1, 3, 5) if _is_gpu() else (0, 4, 6, 2, 1, 3, 5)
+    order = (0, 2, 4, 6, 1, 3, 5) if is_for_gpu() else (0, 4, 6, 2, 1, 3, 5)
     ordered = some[:, :, :, ::-1, :, ::-1, :].transpose(order)
     return np.ascontiguousarray(ordered.reshape(-1, channels // groups, rows.taps, columns.taps))
 
@@ -135,7 +132,7 @@ class ExpandTransposedConvolutions(CallRewriter):
 
         made = [[self.builder_.emit(convolved(rows, columns)) for columns in cuts[1]] for rows in cuts[0]]
         filters = weight.shape[1] * groups
-        if _is_gpu():
+        if is_for_gpu():
             return self._interleaved(made[0][0], shape[0], filters, strides, sizes)
         weave = Weave(
             rows=tuple(cuts[0]),
@@ -153,7 +150,7 @@ class ExpandTransposedConvolutions(CallRewriter):
         whole = [[PhaseRange(first=0, count=s, taps=ceil_div(k, s))] for k, s in zip(kernel, strides, strict=True)]
         zeros = prod(s * cut[0].taps for s, cut in zip(strides, whole, strict=True)) - prod(kernel)
         is_worth = zeros * channels * filters * prod((shape[0], *shape[2:])) > LEAST_SAVED
-        if _is_gpu() or not is_worth:
+        if is_for_gpu() or not is_worth:
             return whole
         return [parts(k, s) for k, s in zip(kernel, strides, strict=True)]
 
@@ -166,8 +163,3 @@ class ExpandTransposedConvolutions(CallRewriter):
             return whole
         begin, end = [size.crop for size in sizes], [size.crop + size.length for size in sizes]
         return relax.op.strided_slice(whole, axes=[2, 3], begin=begin, end=end)
-
-
-def _is_gpu() -> bool:
-    target = Target.current(allow_none=True)
-    return target is not None and "gpu" in target.keys

@@ -49,13 +49,9 @@ class FuseAttention:
     directly; what only led there is dead code afterwards. What was considered, fused or not, is in the module's
     attribute ``tvm_ext.persistent``.
 
-    Parameters
-    ----------
-    device
-        The CPU whose registers hold the queries; attentions of other devices stay as they are.
-    precision
-        Option `precision`: other than "float32", products of float32 run in bfloat16 where ``device`` has an
-        instruction, and with "auto" where that is expected to be faster. They are added to the module's `PRECISION`.
+    ``device``: the CPU whose registers hold the queries; attentions of other devices stay as they are. ``precision``:
+    option `precision`: other than "float32", products of float32 run in bfloat16 where ``device`` has an instruction,
+    and with "auto" where that is expected to be faster. They are added to the module's `PRECISION`.
     """
 
     def __init__(self, device: DeviceSpec, precision: str = "float32") -> None:

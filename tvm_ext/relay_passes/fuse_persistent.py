@@ -61,12 +61,8 @@ class Segment:
 class FusePersistent:
     """Put chains of products into one PrimFunc each, and what was decided about every link into the module's record.
 
-    Parameters
-    ----------
-    judge
-        Says of a chain whether it can be one kernel, in which panels, and what that gains.
-    mode
-        True: wherever it is legal; ``"auto"``: where the judge says that it pays.
+    ``judge``: says of a chain whether it can be one kernel, in which panels, and what that gains. ``mode``: True:
+    wherever it is legal; ``"auto"``: where the judge says that it pays.
     """
 
     def __init__(self, judge: Judge, mode: Literal[True, "auto"] = "auto") -> None:

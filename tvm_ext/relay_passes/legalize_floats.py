@@ -10,18 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from tvm_ext._tvm import (
-    BlockBuilder,
-    Call,
-    Constant,
-    Expr,
-    Sequential,
-    TeTensor,
-    ir,
-    relax,
-    te,
-    tirx,
-)
+from tvm_ext._tvm import BlockBuilder, Call, Constant, Expr, Sequential, TeTensor, relax, te, tirx
 from tvm_ext._tvm import topi as stock
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.ir.build_ir import HALF_TYPES
@@ -30,6 +19,7 @@ from tvm_ext.ir.float_ir import hidden, is_float, is_number
 from .infinite_identities import InfiniteIdentities
 from .legalize_sampling import SAMPLING
 from .mark_functions import MARKED
+from .rewriting import stock_way
 
 Legalization = Callable[[Any, Any], Any]
 
@@ -39,18 +29,13 @@ def legalize_operators() -> Any:
     return Sequential([relax.transform.LegalizeOps(LEGALIZATIONS), InfiniteIdentities()])
 
 
-def _stock_way(call: Call) -> Legalization:
-    found: Legalization = ir.Op.get(call.op.name).get_attr("FLegalize")
-    return found
-
-
 def _arithmetic(function: Callable[[Expr, Expr], TeTensor]) -> Legalization:
     """The operator with a scalar constant of 0 that TVM does not see; stock TVM's way for all other constants."""
 
     def legalize(builder: BlockBuilder, call: Call) -> Expr:
         zeros = [_zero(argument) for argument in call.args]
         if zeros == [None, None] or None not in zeros:
-            return _stock_way(call)(builder, call)
+            return stock_way(builder, call)
         name = str(call.op.name).removeprefix("relax.")
         if zeros[0] is not None:
             return builder.call_te(lambda x: function(zeros[0], x), call.args[1], primfunc_name_hint=name)
@@ -85,7 +70,7 @@ def _sign(builder: BlockBuilder, call: Call) -> Expr:
 def _erf(builder: BlockBuilder, call: Call) -> Expr:
     """In float64 the C library's: stock TVM's polynomial has the accuracy of float32."""
     if dtype_of(call.args[0]) != "float64":
-        return _stock_way(call)(builder, call)
+        return stock_way(builder, call)
 
     def erf(x: TeTensor) -> TeTensor:
         return te.compute(x.shape, lambda *i: tirx.call_pure_extern("float64", "erf", x(*i)), name="T_erf")
@@ -102,10 +87,10 @@ def _in_float32(types: Collection[str]) -> Legalization:
     def legalize(builder: BlockBuilder, call: Call) -> Expr:
         dtype = dtype_of(call)
         if dtype not in types:
-            return _stock_way(call)(builder, call)
+            return stock_way(builder, call)
         wide = [builder.normalize(relax.op.astype(argument, "float32")) for argument in call.args]
         result = builder.normalize(Call(call.op, wide, call.attrs, call.ty_args))
-        return relax.op.astype(builder.normalize(_stock_way(call)(builder, result)), dtype)
+        return relax.op.astype(builder.normalize(stock_way(builder, result)), dtype)
 
     return legalize
 
@@ -115,7 +100,7 @@ def _equality(comparison: Callable[[Expr, Expr], Expr]) -> Legalization:
 
     def legalize(builder: BlockBuilder, call: Call) -> Expr:
         if dtype_of(call.args[0]) != "bool":
-            return _stock_way(call)(builder, call)
+            return stock_way(builder, call)
         a, b = (builder.normalize(relax.op.astype(argument, "uint8")) for argument in call.args)
         name = str(call.op.name).removeprefix("relax.")
         return builder.call_te(comparison, a, b, primfunc_name_hint=name)
@@ -133,7 +118,7 @@ def _arg_reduction(extreme: Callable[..., Expr]) -> Legalization:
         axis, keepdims = call.attrs.axis, bool(call.attrs.keepdims)
         rank = int(call.args[0].ty.ndim)
         if rank == 0 or call.args[0].ty.shape is None:
-            return _stock_way(call)(builder, call)
+            return stock_way(builder, call)
         axes = list(range(rank)) if axis is None else [int(axis) % rank]
         hint = str(call.op.name).removeprefix("relax.")
         dtype = "int64"  # as ONNX and stock TVM have it

@@ -14,12 +14,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tvm_ext._tvm import BlockBuilder, Call, Expr, Target, TeTensor, ir, relax, te, tirx
+from tvm_ext._tvm import BlockBuilder, Call, Expr, TeTensor, relax, te, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.relax_values import is_tensor, static_shape
 from tvm_ext.ir.build_ir import split_index
-from tvm_ext.ir.float_ir import is_number
+from tvm_ext.ir.float_ir import f32, is_number
 from tvm_ext.support.arrays import Array
+
+from .rewriting import is_for_gpu, stock_way
 
 Tap: TypeAlias = tuple[Expr, Expr]
 """A pixel's number along an axis (int32), and its weight (float32)."""
@@ -32,24 +34,20 @@ MOST_SAMPLES = 4
 """Of RoiAlign along an axis of a bin: more of them, each with four pixels, would be a kernel of thousands of lines."""
 
 
-def _float(value: float) -> Expr:
-    return tirx.const(value, "float32")
-
-
 def _taps(place: Expr, extent: int, inside: Expr) -> tuple[Tap, Tap]:
     """The two pixels around ``place``, a number of pixels; of weight 0 where not ``inside``, or outside of the image.
 
     A place that is NaN has a weight that is NaN, of the first pixel.
     """
-    known = tirx.Select(is_number(place), tirx.min(tirx.max(place, _float(-2.0)), _float(extent + 1.0)), _float(0.0))
+    known = tirx.Select(is_number(place), tirx.min(tirx.max(place, f32(-2.0)), f32(extent + 1.0)), f32(0.0))
     first = tirx.Cast("int32", tirx.floor(known))
     rest = place - tirx.Cast("float32", first)
 
     def tap(number: Expr, weight: Expr) -> Tap:
         within = tirx.all(inside, number >= 0, number < extent)
-        return tirx.min(tirx.max(number, 0), extent - 1), tirx.Select(within, weight, _float(0.0))
+        return tirx.min(tirx.max(number, 0), extent - 1), tirx.Select(within, weight, f32(0.0))
 
-    return tap(first, _float(1.0) - rest), tap(first + 1, rest)
+    return tap(first, f32(1.0) - rest), tap(first + 1, rest)
 
 
 def _table(shape: Sequence[Expr], taps: Callable[..., tuple[Tap, Tap]]) -> list[TeTensor]:
@@ -78,20 +76,20 @@ def grid_sample(builder: BlockBuilder, call: Call) -> Expr:
     attrs, shape, grid_shape = call.attrs, static_shape(data), static_shape(grid)
     ways = (attrs.method, attrs.layout, attrs.padding_mode)
     if shape is None or grid_shape is None or len(shape) != 4 or not _is_known(call) or ways not in _WAYS:
-        return _stock(builder, call)
+        return stock_way(builder, call)
     images, channels, height, width = shape
     _, _, rows, columns = grid_shape
 
     def tables(grid: TeTensor) -> list[TeTensor]:
         def axis(field: int, extent: int) -> list[TeTensor]:
             def taps(n: Expr, place: Expr) -> tuple[Tap, Tap]:
-                scaled = grid(n, field, *split_index(place, (rows, columns))) + _float(1.0)
+                scaled = grid(n, field, *split_index(place, (rows, columns))) + f32(1.0)
                 if attrs.align_corners:
-                    place = scaled * _float((extent - 1) / 2)
+                    place = scaled * f32((extent - 1) / 2)
                 else:
-                    place = (scaled * _float(extent) - _float(1.0)) * _float(0.5)
+                    place = (scaled * f32(extent) - f32(1.0)) * f32(0.5)
                 if attrs.padding_mode == "border":
-                    place = tirx.min(tirx.max(place, _float(0.0)), _float(extent - 1))
+                    place = tirx.min(tirx.max(place, f32(0.0)), f32(extent - 1))
                 return _taps(place, extent, tirx.const(True, "bool"))
 
             return _table((images, rows * columns), taps)
@@ -120,18 +118,18 @@ def roi_align(builder: BlockBuilder, call: Call) -> Expr:
     attrs, shape, count = call.attrs, static_shape(data), int(call.attrs.sample_ratio)
     is_ours = (attrs.mode, attrs.layout) == ("avg", "NCHW") and 0 < count <= MOST_SAMPLES
     if shape is None or not _is_known(call) or not is_ours:
-        return _stock(builder, call)
+        return stock_way(builder, call)
     _, channels, height, width = shape
     bins = [int(size) for size in attrs.pooled_size]
 
     def tables(rois: TeTensor) -> list[TeTensor]:
         def axis(field: int, extent: int, size: int) -> list[TeTensor]:
             def taps(number: Expr, sample: Expr) -> tuple[Tap, Tap]:
-                start, end = (rois[number, field + k] * _float(attrs.spatial_scale) for k in (0, 2))
-                length = end - start if attrs.aligned else tirx.max(end - start, _float(1.0))
-                place = start + (tirx.Cast("float32", sample) + _float(0.5)) * (length / _float(size * count))
-                inside = tirx.all(place >= _float(-1.0), place <= _float(extent))
-                return _taps(tirx.min(tirx.max(place, _float(0.0)), _float(extent - 1)), extent, inside)
+                start, end = (rois[number, field + k] * f32(attrs.spatial_scale) for k in (0, 2))
+                length = end - start if attrs.aligned else tirx.max(end - start, f32(1.0))
+                place = start + (tirx.Cast("float32", sample) + f32(0.5)) * (length / f32(size * count))
+                inside = tirx.all(place >= f32(-1.0), place <= f32(extent))
+                return _taps(tirx.min(tirx.max(place, f32(0.0)), f32(extent - 1)), extent, inside)
 
             return _table((rois.shape[0], size * count), taps)
 
@@ -157,7 +155,7 @@ def roi_align(builder: BlockBuilder, call: Call) -> Expr:
                 for s in range(count)
                 for row, weight in zip(rows, row_weights, strict=True)
             ]
-            return _sum([weight[r, y] * pixels(y, row) for y, row, weight in lines]) * _float(1 / count**2)
+            return _sum([weight[r, y] * pixels(y, row) for y, row, weight in lines]) * f32(1 / count**2)
 
         return te.compute((image.shape[0], channels, *bins), mean)
 
@@ -177,7 +175,7 @@ def resize(builder: BlockBuilder, call: Call) -> Expr:
     mode = str(attrs.coordinate_transformation_mode)
     known = _is_known(call) and shape is not None and wanted is not None
     if not known or ways != ("linear", "NCHW", "float32") or mode not in _COORDINATES:
-        return _stock(builder, call)
+        return stock_way(builder, call)
     assert shape is not None and wanted is not None
     tables = [table for axis in (2, 3) for table in _line_table(shape[axis], wanted[axis], mode)]
 
@@ -185,12 +183,12 @@ def resize(builder: BlockBuilder, call: Call) -> Expr:
         (top, bottom, low), (left, right, near) = tables[:3], tables[3:]
 
         def line(n: Expr, c: Expr, y: Expr, x: Expr) -> Expr:
-            return data[n, c, top[y], x] * (_float(1.0) - low[y]) + data[n, c, bottom[y], x] * low[y]
+            return data[n, c, top[y], x] * (f32(1.0) - low[y]) + data[n, c, bottom[y], x] * low[y]
 
         lines = te.compute((*wanted[:3], shape[3]), line, name="line")
 
         def pixel(n: Expr, c: Expr, y: Expr, x: Expr) -> Expr:
-            return lines[n, c, y, left[x]] * (_float(1.0) - near[x]) + lines[n, c, y, right[x]] * near[x]
+            return lines[n, c, y, left[x]] * (f32(1.0) - near[x]) + lines[n, c, y, right[x]] * near[x]
 
         return te.compute(wanted, pixel, name="resized")
 
@@ -213,15 +211,10 @@ def _line_table(extent: int, size: int, mode: str) -> list[Array]:
 
 def _is_known(call: Call) -> bool:
     """Whether it samples float32 tensors of known shapes on a CPU."""
-    target = Target.current(allow_none=True)
-    if target is not None and "gpu" in target.keys:
+    if is_for_gpu():
         return False
     tensors = [item for item in call.args if is_tensor(item)]
     return all(dtype_of(item) == "float32" and static_shape(item) is not None for item in tensors)
-
-
-def _stock(builder: BlockBuilder, call: Call) -> Any:
-    return ir.Op.get(call.op.name).get_attr("FLegalize")(builder, call)
 
 
 SAMPLING: dict[str, Callable[[Any, Any], Any]] = {

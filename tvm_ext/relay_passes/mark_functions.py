@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-from tvm_ext._tvm import BlockBuilder, Call, Expr, Target, ir, topi
+from tvm_ext._tvm import BlockBuilder, Call, Expr, topi
 from tvm_ext.analysis.relax_values import static_shape
 from tvm_ext.ir.build_ir import INDEX_DTYPE
 from tvm_ext.records.scatter import SCATTER, Scatter
 from tvm_ext.records.selection import SCAN, TOP_K, Scan, TopK
 from tvm_ext.records.serialise import to_json
+
+from .rewriting import is_for_gpu, stock_way
 
 Description: TypeAlias = Scatter | TopK | Scan
 
@@ -28,10 +30,10 @@ def marked(
     """
 
     def legalize(builder: BlockBuilder, call: Call) -> Expr:
-        made = (stock or ir.Op.get(call.op.name).get_attr("FLegalize"))(builder, call)
-        func, target = builder.get()[made.args[0]], Target.current(allow_none=True)
-        if target is not None and "gpu" in target.keys:
+        made = (stock or stock_way)(builder, call)
+        if is_for_gpu():
             return made  # its loops are bound to threads
+        func = builder.get()[made.args[0]]
         described = describe(call) if all(static_shape(argument) is not None for argument in call.args) else None
         if described is not None and len(func.params) == parameters:
             builder.update_func(made.args[0], func.with_attr(attribute, to_json(described)))

@@ -53,7 +53,7 @@ def fused_function(mod: IRModule, func: RelaxFunction) -> PrimFunc:
 
     Its parameters are those of ``func``, then the results.
     """
-    builder = BlockBuilder(IRModule(_called_functions(mod, func)))
+    builder = BlockBuilder(IRModule({call.args[0]: mod[call.args[0]] for call in tir_calls(func.body)}))
     primitive = builder.add_func(func.with_attr("Primitive", True), "fused")
     _write(
         builder,
@@ -66,10 +66,6 @@ def fused_function(mod: IRModule, func: RelaxFunction) -> PrimFunc:
     call = _only_call(fused["main"])
     assert list(call.args[1].fields) == list(fused["main"].params), "every parameter is read"
     return fused[call.args[0]]
-
-
-def _called_functions(mod: IRModule, func: RelaxFunction) -> dict[GlobalVar, PrimFunc]:
-    return {call.args[0]: mod[call.args[0]] for call in tir_calls(func.body)}
 
 
 def _write(

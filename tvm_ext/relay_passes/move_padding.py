@@ -72,12 +72,9 @@ class CutOperator(Protocol):
 class MovePadding:
     """Let the operator that writes a tensor store it with the border that its only reader wants.
 
-    Parameters
-    ----------
-    cut
-        An operator without the padding of the parameter at a position; None where it makes no copy for one.
-    stores_padded
-        Whether the kernel of an operator that ends with a padding stores into it, without a copy of its own.
+    ``cut``: an operator without the padding of the parameter at a position; None where it makes no copy for one.
+    ``stores_padded``: whether the kernel of an operator that ends with a padding stores into it, without a copy of its
+    own.
     """
 
     def __init__(

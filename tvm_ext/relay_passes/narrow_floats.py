@@ -20,7 +20,6 @@ from tvm_ext._tvm import (
     IRModule,
     Pass,
     PassContext,
-    Var,
     copy_module,
     expr_mutator,
     module_pass,
@@ -169,8 +168,8 @@ class _RoundedOperands(CallRewriter):
         known = self.rounded.get(value)
         if known is not None:
             return known
-        made = self.lookup_binding(value) if isinstance(value, Var) else None
-        if made is not None and operator_name(made) in _MOVES:
+        made = self.bound(value)
+        if operator_name(made) in _MOVES:
             moved = relax.Call(made.op, [self._as_bfloat16(made.args[0]), *made.args[1:]], made.attrs)
             result = self.builder_.emit(moved)
         else:

@@ -1,12 +1,13 @@
-"""Integer products and convolutions as a CPU's dot-product instructions take them: unsigned bytes by signed ones.
+"""Integer products and convolutions of bytes: unsigned by signed for a CPU's dot-product instructions, signed by signed
+for a GPU's matrix units.
 
 Importers write quantised operators with widened operands, ``(int32(x) - z) w``. The sums are the same, element for
 element, of narrow operands and a correction that the weights' sums are known for:
 
     sum((x - z) w) = sum(x w) - z sum(w)
 
-Signed data become unsigned by adding 128 to them and to z. Where a window meets padding, which stands for x = z, the
-weights' sum is that of the taps inside. All of it is arithmetic modulo 2**32, as that of int32 is.
+Signed data become unsigned by adding 128 to them and to z, and the other way. Where a window meets padding, which
+stands for x = z, the weights' sum is that of the taps inside. All of it is arithmetic modulo 2**32, as int32's is.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from math import prod
 
 import numpy as np
 
-from tvm_ext._tvm import Call, Constant, Expr, IRModule, TeTensor, Var, copy_module, relax, te, tirx
+from tvm_ext._tvm import Call, Constant, Expr, IRModule, TeTensor, copy_module, relax, te, tirx
 from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
-from tvm_ext.devices.dot_instructions import TILE_INSTRUCTIONS, dot_instruction, whole_depth
+from tvm_ext.devices.dot_instructions import TILE_INSTRUCTIONS, DotInstruction, dot_instruction, whole_depth
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
@@ -50,16 +51,15 @@ class _Shifted:
 class NarrowProducts(CallRewriter):
     """Rewrite int32 products and convolutions of widened bytes by constants, where ``device`` has an instruction.
 
-    Depthwise convolutions, which have no reduction over channels, are computed in float32 where that is exact: what
-    fills blocks of channels by its blocked form, from bytes, the others here.
+    On CPUs, depthwise convolutions, which have no reduction over channels, are computed in float32 where that is exact:
+    what fills blocks of channels by its blocked form, from bytes, the others here.
     """
 
     def prepare(self, device: DeviceSpec) -> None:
         types = ("uint8", "int8", "int32")
-        row, tiles = dot_instruction(device, *types), dot_instruction(device, *types, TILE_INSTRUCTIONS)
-        self.tiles, self.lanes, self.is_served = tiles, device.teu_lanes, row is not None
-        if row is not None:
-            self.row = row
+        self.row, tiles = dot_instruction(device, *types), dot_instruction(device, *types, TILE_INSTRUCTIONS)
+        self.tiles, self.lanes = tiles, device.teu_lanes
+        self.is_served = self.row is not None or device.peak_gflops_of("int8_tensor") is not None
 
     def run(self) -> IRModule:
         if not self.is_served:
@@ -85,31 +85,32 @@ class NarrowProducts(CallRewriter):
 
     # --- operands ---------------------------------------------------------------------------------------------------
     def _shifted(self, value: Expr) -> _Shifted | None:
-        made = self._made(value)
+        made = self.bound(value)
         zero: int | Expr = 0
         if operator_name(made) == "relax.subtract":
             value, offset = made.args
             if dtype_of(offset) != "int32" or static_shape(offset) not in ((), (1,)):
                 return None
             zero = int(offset.value.numpy().reshape(-1)[0]) if isinstance(offset, Constant) else offset
-            made = self._made(value)
+            made = self.bound(value)
         if operator_name(made) != "relax.astype" or dtype_of(made) != "int32":
             return None
         kind = dtype_of(made.args[0])
         return _Shifted(x=made.args[0], zero=zero) if kind in ("uint8", "int8") else None
 
-    def _made(self, value: Expr) -> Expr:
-        bound = self.lookup_binding(value) if isinstance(value, Var) else None
-        return value if bound is None else bound
-
-    def _unsigned(self, data: _Shifted) -> _Shifted:
-        """The same numbers from unsigned bytes."""
-        if dtype_of(data.x) == "uint8":
+    def _of_type(self, data: _Shifted, kind: str) -> _Shifted:
+        """The same numbers from bytes of ``kind``."""
+        if dtype_of(data.x) == kind:
             return data
-        offset = relax.const(128, "int32")
-        wide = self.builder_.emit(relax.op.add(relax.op.astype(data.x, "int32"), offset))
-        zero = data.zero + 128 if isinstance(data.zero, int) else self.builder_.emit(relax.op.add(data.zero, offset))
-        return _Shifted(x=self.builder_.emit(relax.op.astype(wide, "uint8")), zero=zero)
+        by = 128 if kind == "uint8" else -128
+        wide = self.builder_.emit(relax.op.add(relax.op.astype(data.x, "int32"), relax.const(by, "int32")))
+        zero = data.zero
+        zero = zero + by if isinstance(zero, int) else self.builder_.emit(relax.op.add(zero, relax.const(by, "int32")))
+        return _Shifted(x=self.builder_.emit(relax.op.astype(wide, kind)), zero=zero)
+
+    def _data(self, data: _Shifted) -> _Shifted:
+        """As the left operand of the device's instruction."""
+        return self._of_type(data, "int8" if self.row is None else "uint8")
 
     def _corrected(self, sums: Expr, zero: int | Expr, weights: Array) -> Expr:
         """``sums`` less ``zero`` times the sums of the ``weights`` that each has met."""
@@ -124,9 +125,11 @@ class NarrowProducts(CallRewriter):
         shape = static_shape(data.x)
         if weights.ndim != 2 or shape is None or len(shape) < 2:
             return call
-        data, depth = self._unsigned(data), weights.shape[0]
-        rows = prod(shape[:-1])
-        x, whole = data.x, whole_depth(depth, self.row, self.tiles if rows >= ROWS_TO_PAD else None)
+        data, depth = self._data(data), weights.shape[0]
+        rows, tiles = prod(shape[:-1]), self.tiles
+        x, whole = data.x, depth
+        if self.row is not None:
+            whole = whole_depth(depth, self.row, tiles if rows >= ROWS_TO_PAD else None)
         if whole != depth:
             x = self.builder_.emit(self.builder_.call_te(lambda x: _behind(x, whole), x, primfunc_name_hint="pad"))
         padded = np.zeros((whole, weights.shape[1]), np.int8)
@@ -144,18 +147,13 @@ class NarrowProducts(CallRewriter):
             return call
         if not isinstance(data.zero, int) or not isinstance(weights.zero, int):
             return call
-        data, weights = self._unsigned(data), self._signed(weights)
+        data, weights = self._data(data), self._of_type(weights, "int8")
         assert isinstance(data.zero, int) and isinstance(weights.zero, int)
-        depth, columns, emit = left[-1], right[-1], self.builder_.emit
-        group, lanes = self.row.group, self.row.register_bytes // 4
-        whole, width = ceil_div(depth, group) * group, ceil_div(columns, lanes) * lanes
-        x = data.x
-        if whole != depth:
-            x = emit(self.builder_.call_te(lambda x: _behind(x, whole), x, primfunc_name_hint="pad"))
-        grouped = emit(self.builder_.call_te(_by_groups, weights.x, group, width, primfunc_name_hint="by_groups"))
-        sums = self.builder_.call_te(grouped_product, x, grouped, primfunc_name_hint="matmul")
-        if width != columns:
-            sums = relax.op.strided_slice(emit(sums), [-1], [0], [columns])
+        depth, emit = left[-1], self.builder_.emit
+        if self.row is None:
+            sums = relax.op.matmul(data.x, weights.x, out_dtype="int32")
+        else:
+            sums = self._grouped(data.x, weights.x, (depth, right[-1]), self.row)
         for zero, side, axis in ((data.zero, weights, -2), (weights.zero, data, -1)):
             if zero:
                 own = emit(relax.op.sum(emit(relax.op.astype(side.x, "int32")), axis=axis, keepdims=True))
@@ -163,13 +161,16 @@ class NarrowProducts(CallRewriter):
         both = data.zero * weights.zero * depth
         return relax.op.add(emit(sums), relax.const(both, "int32")) if both else sums
 
-    def _signed(self, weights: _Shifted) -> _Shifted:
-        """The same numbers from signed bytes."""
-        if dtype_of(weights.x) == "int8":
-            return weights
-        wide = self.builder_.emit(relax.op.subtract(relax.op.astype(weights.x, "int32"), relax.const(128, "int32")))
-        zero = weights.zero - 128 if isinstance(weights.zero, int) else weights.zero
-        return _Shifted(x=self.builder_.emit(relax.op.astype(wide, "int8")), zero=zero)
+    def _grouped(self, x: Expr, weights: Expr, sides: tuple[int, int], row: DotInstruction) -> Expr:
+        """``x`` by ``weights`` of (depth, columns), copied as ``row`` takes it."""
+        (depth, columns), emit = sides, self.builder_.emit
+        group, lanes = row.group, row.register_bytes // 4
+        whole, width = ceil_div(depth, group) * group, ceil_div(columns, lanes) * lanes
+        if whole != depth:
+            x = emit(self.builder_.call_te(lambda x: _behind(x, whole), x, primfunc_name_hint="pad"))
+        grouped = emit(self.builder_.call_te(_by_groups, weights, group, width, primfunc_name_hint="by_groups"))
+        sums = self.builder_.call_te(grouped_product, x, grouped, primfunc_name_hint="matmul")
+        return sums if width == columns else relax.op.strided_slice(emit(sums), [-1], [0], [columns])
 
     # --- convolutions -----------------------------------------------------------------------------------------------
     def _convolution(self, call: Call, data: _Shifted, weights: Array) -> Expr:
@@ -177,14 +178,14 @@ class NarrowProducts(CallRewriter):
         if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCHW", "OIHW", "NCHW"):
             return call
         if weights.shape[1] == 1 and int(attrs.groups) > 1:
-            if weights[0].size * _LARGEST_TERM > _EXACT_FLOATS:
+            if self.row is None or weights[0].size * _LARGEST_TERM > _EXACT_FLOATS:
                 return call
             if weights.shape[0] != int(attrs.groups) or weights.shape[0] % self.lanes:
                 return self._in_floats(call, weights)
-        data, pads = self._unsigned(data), [int(pad) for pad in attrs.padding]
+        data, pads = self._data(data), [int(pad) for pad in attrs.padding]
         if any(pads) and not isinstance(data.zero, int):
             return call
-        if any(pads) and data.zero and weights.shape[1] < FEW_CHANNELS:
+        if self.row is not None and any(pads) and data.zero and weights.shape[1] < FEW_CHANNELS:
             width = [0, 0, 0, 0, pads[0], pads[2], pads[1], pads[3]]
             padded = self.builder_.emit(relax.op.nn.pad(data.x, width, pad_value=data.zero))
             sums = _again(call, padded, weights, "int32", [0] * 4)

@@ -26,6 +26,7 @@ from tvm_ext._tvm import (
     expr_mutator,
     relax,
 )
+from tvm_ext.analysis.relax_values import extent_text
 from tvm_ext.records.nodes import NODES, CallSite, ImportedGraph, ImportedNode
 from tvm_ext.records.serialise import record_of
 
@@ -171,11 +172,7 @@ def shape_text(type_: Type) -> str:
     if isinstance(type_, relax.TupleType):
         return ", ".join(map(shape_text, type_.fields))
     shape = getattr(type_, "shape", None)
-    return "" if shape is None else "x".join(map(_size_text, shape)) or "scalar"
-
-
-def _size_text(size: Expr) -> str:
-    return str(getattr(size, "value", size))
+    return "" if shape is None else "x".join(map(extent_text, shape)) or "scalar"
 
 
 def _calls(mod: IRModule) -> list[tuple[str, Call, tuple[int, ...]]]:

@@ -33,13 +33,7 @@ from tvm_ext.byoc_cutlass.back_to_back import least_chain_us
 from tvm_ext.cost.gpu_chain import MIN_GAIN
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.records.partition import (
-    LINK,
-    PARTITION,
-    CutlassPartition,
-    CutlassRegion,
-    parameter_of,
-)
+from tvm_ext.records.partition import LINK, PARTITION, CutlassPartition, CutlassRegion, parameter_of
 from tvm_ext.records.persistent import PersistentRegion
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.support.limits import limits
@@ -115,11 +109,7 @@ class PairProducts:
     """
 
     def __init__(
-        self,
-        device: DeviceSpec,
-        backend: Predictor,
-        own_time: OwnTime,
-        mode: Literal[True, "auto"] = "auto",
+        self, device: DeviceSpec, backend: Predictor, own_time: OwnTime, mode: Literal[True, "auto"] = "auto"
     ) -> None:
         self.device, self.backend, self.own_time, self.always = device, backend, own_time, mode is True
         self.templates: dict[CutlassRegion, float | str] = {}

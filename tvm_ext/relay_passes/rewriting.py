@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tvm_ext._tvm import (
+    BlockBuilder,
     Call,
     DataflowBlock,
     Expr,
@@ -16,10 +17,12 @@ from tvm_ext._tvm import (
     PassContext,
     PyExprMutator,
     RelaxFunction,
+    Target,
     Var,
     VarBinding,
     expr_mutator,
     functions_of,
+    ir,
     module_pass,
     relax,
 )
@@ -56,6 +59,11 @@ class CallRewriter(PyExprMutator):  # type: ignore[misc]
     def rewritten(self, call: Call) -> Expr:
         raise NotImplementedError
 
+    def bound(self, value: Expr) -> Expr:
+        """What the variable ``value`` is bound to; what is none, or a parameter, itself."""
+        bound = self.lookup_binding(value) if isinstance(value, Var) else None
+        return value if bound is None else bound
+
 
 def call_pass(name: str) -> Callable[[type[CallRewriter]], Callable[..., Pass]]:
     """Of a `CallRewriter`, what makes the pass ``name`` by the arguments of `prepare`."""
@@ -73,6 +81,17 @@ def call_pass(name: str) -> Callable[[type[CallRewriter]], Callable[..., Pass]]:
         return made
 
     return decorated
+
+
+def is_for_gpu() -> bool:
+    """Whether the target in force is a GPU; none is not."""
+    target = Target.current(allow_none=True)
+    return target is not None and "gpu" in target.keys
+
+
+def stock_way(builder: BlockBuilder, call: Call) -> Any:
+    """What stock TVM legalises ``call`` to."""
+    return ir.Op.get(call.op.name).get_attr("FLegalize")(builder, call)
 
 
 def with_blocks(func: RelaxFunction, blocks: Sequence[relax.BindingBlock]) -> RelaxFunction:

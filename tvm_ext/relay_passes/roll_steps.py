@@ -83,16 +83,10 @@ def _rolled(
 class _StepRun:
     """Calls of one cell, each of which takes the states of the one before.
 
-    Attributes
-    ----------
-    calls
-        The bindings in the order in which they run.
-    wholes
-        By place of an operand of `_OF_EVERY_STEP`, what the steps' parts are split from.
-    states
-        By result and call, the variables that stand for it.
-    is_reverse
-        Whether the first call takes the last part.
+    * ``calls``: the bindings in the order in which they run.
+    * ``wholes``: by place of an operand of `_OF_EVERY_STEP`, what the steps' parts are split from.
+    * ``states``: by result and call, the variables that stand for it.
+    * ``is_reverse``: whether the first call takes the last part.
     """
 
     cell: RecurrentCell

@@ -13,14 +13,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rammer import STEP
 from tvm_ext.records.rtask_split import ARENA, CopiedPiece, DataPlace, OperatorData, RTaskSplit
 from tvm_ext.records.rtask_times import RTaskTimes
-from tvm_ext.records.rtasks import (
-    ROperator,
-    RTaskGraph,
-    RTaskProgram,
-    RTaskSchedule,
-    ScheduleEntry,
-    VDevice,
-)
+from tvm_ext.records.rtasks import ROperator, RTaskGraph, RTaskProgram, RTaskSchedule, ScheduleEntry, VDevice
 
 from .rtask_kernels import TimedStep, offers_of, rkernels_of, timed_steps
 from .rtask_memory import ALIGNMENT, in_order_of_data, place_values, spans_of
@@ -142,9 +135,7 @@ class RTaskRegion:
         for number, tensor in enumerate(self.tensors):
             touched.setdefault(self._whole(number)[0], []).extend(tensor.touched)
         offsets, arena_bytes = place_values(
-            [self.tensors[number].size_bytes for number in inner],
-            [touched[number] for number in inner],
-            spans,
+            [self.tensors[number].size_bytes for number in inner], [touched[number] for number in inner], spans
         )
         offset_of = dict(zip(inner, offsets, strict=True))
         places = [self._data_place(number, offset_of) for number in range(len(self.tensors))]

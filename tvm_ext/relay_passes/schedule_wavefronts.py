@@ -72,18 +72,13 @@ GAIN = 1.02
 class ScheduleWavefronts:
     """Replace the calls of split kernels by calls of schedules; drop the kernels and rKernels that nobody calls.
 
-    Parameters
-    ----------
-    device
-        Whose units are the vEUs.
-    mode
-        True: every call that a schedule can run; ``"auto"``: where the simulator predicts a gain over running one
-        operator after the other.
-    known
-        Gives measured times of rTasks, by which the policy goes where there are some; None: by the model's alone.
-    policy
-        Its name, see `wavefronts.policies`. Raises OptionError for an unknown one, and where one that was registered
-        makes a schedule that its graph does not allow.
+    * ``device``: whose units are the vEUs.
+    * ``mode``: True: every call that a schedule can run; ``"auto"``: where the simulator predicts a gain over running
+      one operator after the other.
+    * ``known``: gives measured times of rTasks, by which the policy goes where there are some; None: by the model's
+      alone.
+    * ``policy``: its name, see `wavefronts.policies`. Raises OptionError for an unknown one, and where one that was
+      registered makes a schedule that its graph does not allow.
     """
 
     def __init__(

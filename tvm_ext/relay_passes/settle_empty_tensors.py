@@ -16,11 +16,7 @@ from tvm_ext._tvm import CALL_TIR, Call, Expr, Type, ir, relax, tirx
 from .rewriting import CallRewriter, call_pass
 
 _PRODUCTS = frozenset(
-    [
-        "relax.matmul",
-        "einsum",
-        *(f"relax.nn.conv{rank}d{kind}" for rank in (1, 2, 3) for kind in ("", "_transpose")),
-    ]
+    ["relax.matmul", "einsum", *(f"relax.nn.conv{rank}d{kind}" for rank in (1, 2, 3) for kind in ("", "_transpose"))]
 )
 _SAMPLERS = frozenset(["relax.image.grid_sample", "relax.vision.roi_align", "relax.vision.roi_pool"])
 """They read pixels wherever their kernels clamp them to, which is outside an image that has none."""

@@ -128,11 +128,7 @@ def _names(schedule: RTaskSchedule, graph: RTaskGraph, subjects: Iterable[str]) 
 
 
 def _bars(
-    frame: _Frame,
-    schedule: RTaskSchedule,
-    graph: RTaskGraph,
-    times: Sequence[TimedEntry],
-    colours: dict[str, str],
+    frame: _Frame, schedule: RTaskSchedule, graph: RTaskGraph, times: Sequence[TimedEntry], colours: dict[str, str]
 ) -> list[_Bar]:
     """Bars from left to right in each row, those that would not be told apart joined to one."""
     found: list[_Bar] = []

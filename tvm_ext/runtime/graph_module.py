@@ -12,7 +12,7 @@ import tvm
 import tvm_ffi
 
 from tvm_ext.errors import InputError
-from tvm_ext.support.arrays import NUMPY_TYPES, Array, aligned_empty
+from tvm_ext.support.arrays import NUMPY_TYPES, Array, aligned_copy
 
 from .machine import OneThread, ThreadSafeMachine, Turns
 
@@ -267,11 +267,7 @@ class _PlainArrays:
         """``value`` as a tensor; None where it is no such array."""
         if not isinstance(value, np.ndarray) or value.shape != self.shape or value.dtype != self.dtype:
             return None
-        copied = aligned_empty(
-            self.shape, self.dtype
-        )  # not into a tensor of TVM's: before 2.1, NumPy cannot write to it
-        copied[...] = value
-        return tvm_ffi.from_dlpack(copied)
+        return tvm_ffi.from_dlpack(aligned_copy(value))  # no tensor of TVM's, to which NumPy before 2.1 cannot write
 
 
 def find_spec(specs: Sequence[TensorSpec], name: str) -> TensorSpec:
@@ -289,6 +285,14 @@ def find_spec(specs: Sequence[TensorSpec], name: str) -> TensorSpec:
 
 def to_tensor(spec: TensorSpec, value: Any, device: tvm.runtime.Device) -> tvm.runtime.Tensor:
     """``value`` as a TVM tensor on ``device``; raises InputError unless its shape and dtype are ``spec``'s."""
+    value = checked(spec, value)
+    if isinstance(value, np.ndarray):
+        return tvm.runtime.tensor(np.ascontiguousarray(value).reshape(value.shape), device=device)
+    return value if value.device == device else value.copyto(device)
+
+
+def checked(spec: TensorSpec, value: Any) -> Any:
+    """``value`` as an array, or the tensor that it is; raises InputError unless its shape and dtype are ``spec``'s."""
     if not isinstance(value, tvm.runtime.Tensor | np.ndarray):
         value = np.from_dlpack(value) if hasattr(value, "__dlpack__") else _as_array(spec, value)
     shape, dtype = tuple(int(size) for size in value.shape), str(value.dtype)
@@ -298,9 +302,7 @@ def to_tensor(spec: TensorSpec, value: Any, device: tvm.runtime.Device) -> tvm.r
             f"input {spec.name!r} expects {str(spec).split(': ')[1]}, but was given {given} {dtype}.",
             _remedy(spec, dtype),
         )
-    if isinstance(value, np.ndarray):
-        return tvm.runtime.tensor(np.ascontiguousarray(value).reshape(shape), device=device)
-    return value if value.device == device else value.copyto(device)
+    return value
 
 
 def _as_array(spec: TensorSpec, value: Any) -> Array:

@@ -13,11 +13,11 @@ import tvm_ffi
 
 from tvm_ext.errors import InputError
 from tvm_ext.records import serialise
-from tvm_ext.support.arrays import Array, aligned_empty
+from tvm_ext.support.arrays import Array, aligned_copy
 
 from .batches import cut, join
 from .export import export_again, export_executable
-from .graph_module import GraphModule, InputSetter, TensorSpec
+from .graph_module import GraphModule, InputSetter, TensorSpec, checked
 from .library import ExportParts, Library, Signature, load_module, metadata_of
 from .machine import OneThread, ThreadSafeMachine, Turns
 from .open_signature import OpenReport, OpenSignature, parts_of, variant_of
@@ -31,16 +31,11 @@ class OpenLibrary:
 
     ``lib["default"](device)`` gives an `OpenModule`, which runs any size that the dimensions allow.
 
-    Attributes
-    ----------
-    inputs, outputs
-        `TensorSpec` of each, with the names of open dimensions in their shapes.
-    dimensions, variants
-        `OpenDimension` and `Variant` of each. The function of a variant in the Relax VirtualMachine has its name.
-    report
-        The `OpenReport`.
-    executable
-        As of `Library`.
+    * ``inputs``, ``outputs``: `TensorSpec` of each, with the names of open dimensions in their shapes.
+    * ``dimensions``, ``variants``: `OpenDimension` and `Variant` of each. The function of a variant in the Relax
+      VirtualMachine has its name.
+    * ``report``: the `OpenReport`.
+    * ``executable``: as of `Library`.
     """
 
     def __init__(
@@ -249,14 +244,5 @@ class OpenModule(InputSetter):
 
 
 def _copied(spec: TensorSpec, value: Any) -> Array:
-    if not isinstance(value, np.ndarray):
-        value = np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value, spec.dtype)
-    if not spec.accepts(value.shape, str(value.dtype)):
-        given = "x".join(map(str, value.shape)) or "scalar"
-        raise InputError(
-            f"input {spec.name!r} expects {str(spec).split(': ')[1]}, but was given {given} {value.dtype}.",
-            "pass an array of that shape and type",
-        )
-    copied = aligned_empty(value.shape, value.dtype)
-    copied[...] = value
-    return copied
+    value = checked(spec, value)
+    return aligned_copy(value if isinstance(value, np.ndarray) else np.from_dlpack(value))

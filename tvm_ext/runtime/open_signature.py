@@ -44,10 +44,7 @@ class OpenSignature:
         """Of ``variants``, whose inputs and outputs differ in the extents of ``dimensions`` alone."""
         inputs, outputs = (
             tuple(_open_spec(specs, dimensions, variants) for specs in zip(*every, strict=True))
-            for every in (
-                [own.signature.inputs for own in variants],
-                [own.signature.outputs for own in variants],
-            )
+            for every in ([own.signature.inputs for own in variants], [own.signature.outputs for own in variants])
         )
         return cls(inputs=inputs, outputs=outputs, dimensions=tuple(dimensions), variants=tuple(variants))
 

@@ -33,22 +33,9 @@ def write_context_model(
     ONNX Runtime runs it with the library of `provider.library_path`, from any language; operators that the import
     refuses stay as they are. Libraries lie beside the model (``NAME.0.so``), or in it with ``embed``, up to 2 GB.
 
-    Parameters
-    ----------
-    shape
-        Sizes of inputs with open dimensions, by name.
-    build
-        Compiles a model for the shapes of its inputs.
-
-    Returns
-    -------
-    list of Library
-        What was compiled, in the order in which it runs.
-
-    Raises
-    ------
-    ModelError
-        for a damaged model, one with nothing to compile, or tensors between parts whose sizes are not known.
+    ``shape``: sizes of inputs with open dimensions, by name. ``build`` compiles a model for the shapes of its inputs.
+    Returns what was compiled, in the order in which it runs. Raises ModelError for a damaged model, one with nothing to
+    compile, or tensors between parts whose sizes are not known.
     """
     path = Path(path)
     proto = _sized(load_onnx(model), shape or {})

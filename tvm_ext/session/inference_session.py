@@ -26,15 +26,7 @@ from tvm_ext.support.shared_constants import ConstantStore, sharing
 
 from .io_binding import IOBinding
 from .partition import Piece, other_ends, partition, whole
-from .pieces import (
-    BUILD_ERRORS,
-    CompiledPiece,
-    CompiledVariant,
-    PieceReport,
-    RuntimePiece,
-    SessionReport,
-    onnx_runtime,
-)
+from .pieces import BUILD_ERRORS, CompiledPiece, CompiledVariant, PieceReport, RuntimePiece, SessionReport, onnx_runtime
 from .session_options import SessionOptions, flushes
 
 PROVIDER = "TvmExtExecutionProvider"

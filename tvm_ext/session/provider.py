@@ -52,10 +52,7 @@ def register_execution_provider() -> list[Any]:
     For ``SessionOptions.add_provider_for_devices(devices, options)``; ``options`` are names and values of
     `BuildOptions`. A second call only gives the devices.
 
-    Raises
-    ------
-    UnsupportedEnvironmentError
-        without ONNX Runtime, with one before 1.23, or where the library is missing.
+    Raises UnsupportedEnvironmentError without ONNX Runtime, with one before 1.23, or where the library is missing.
     """
     runtime = onnx_runtime()
     if runtime is None or not hasattr(runtime, "register_execution_provider_library"):
@@ -110,10 +107,7 @@ def _claim(description: Any, _options: Any) -> list[list[int]]:
 
 def _compile(description: Any, options: Any) -> Callable[[Any], Any]:
     """What gives the function of tensors for the shapes of all inputs."""
-    session = InferenceSession(
-        _model(description, fused=True),
-        SessionOptions(build=build_options(_texts(options))),
-    )
+    session = InferenceSession(_model(description, fused=True), SessionOptions(build=build_options(_texts(options))))
 
     def prepare(shapes: Any) -> Any:
         sizes = {arg.name: tuple(map(int, shape)) for arg, shape in zip(session.get_inputs(), shapes, strict=True)}

@@ -62,3 +62,10 @@ def aligned_empty(shape: Sequence[int], dtype: DType) -> Array:
     room = np.empty(size + _LINE_BYTES, np.uint8)
     start = -room.ctypes.data % _LINE_BYTES
     return room[start : start + size].view(dtype).reshape(shape)
+
+
+def aligned_copy(array: Array) -> Array:
+    """A copy of ``array`` as `aligned_empty` makes them."""
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy

@@ -32,10 +32,7 @@ def produce_atomically(
     the disk: after a power cut the file may be torn, which is for files that carry a checksum and can be made again.
     A ``private`` file is the user's alone; others get the mode that any new file has.
 
-    Raises
-    ------
-    ExportError
-        where the folder is missing or not writable, the disk is full, or ``produce`` fails to write.
+    Raises ExportError where the folder is missing or not writable, the disk is full, or ``produce`` fails to write.
     """
     path = Path(path)
     with _temporary_beside(path, private) as temporary:
@@ -62,12 +59,8 @@ def read_own(folder: Path, parts: Sequence[str], limit_bytes: int) -> bytes:
     The folders and the file must belong to this user and be writable by nobody else; symbolic links are not followed
     below ``folder``, and what is no plain file (a FIFO, a device) is not opened for longer than it takes to see that.
 
-    Raises
-    ------
-    UntrustedFileError
-        where one of these does not hold, or the file has more than ``limit_bytes``.
-    OSError
-        where it cannot be read, FileNotFoundError where it does not exist.
+    Raises UntrustedFileError where one of these does not hold, or the file has more than ``limit_bytes``; OSError where
+    it cannot be read, FileNotFoundError where it does not exist.
     """
     at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

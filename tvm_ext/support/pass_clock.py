@@ -38,9 +38,7 @@ class PassClock:
     def instrument(self) -> PassInstrument:
         """A fresh PassInstrument that feeds this clock."""
         return pass_instrument(
-            "PassClock",
-            lambda _mod, info: self.before(str(info.name)),
-            lambda _mod, info: self.after(str(info.name)),
+            "PassClock", lambda _mod, info: self.before(str(info.name)), lambda _mod, info: self.after(str(info.name))
         )
 
 

@@ -74,10 +74,7 @@ def private_copy(path: Path) -> Iterator[Path]:
 
     Weights (`weights.find`) are not copied: what loads the copy reads them from the file.
     """
-    with (
-        path.open("rb") as source,
-        _memory_file(path.name) if _memory_runs() else _disk_file(path.name) as copy,
-    ):
+    with path.open("rb") as source, _memory_file(path.name) if _memory_runs() else _disk_file(path.name) as copy:
         with copy.open("wb") as target:
             copy_code(source, target)
         yield copy

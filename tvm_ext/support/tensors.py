@@ -7,7 +7,7 @@ import tvm_ffi
 
 from tvm_ext._tvm import Tensor, tensor
 
-from .arrays import NUMPY_TYPES, Array, aligned_empty
+from .arrays import NUMPY_TYPES, Array, aligned_copy
 
 
 def tensor_over(array: Array) -> Tensor:
@@ -19,9 +19,7 @@ def tensor_of(array: Array) -> Tensor:
     """A copy of ``array``, made once: TVM's own has another of what is not contiguous."""
     if array.dtype.name not in NUMPY_TYPES:
         return tensor(np.ascontiguousarray(array))
-    copy = aligned_empty(array.shape, array.dtype)
-    copy[...] = array
-    return tensor_over(copy)
+    return tensor_over(aligned_copy(array))
 
 
 def array_over(values: Tensor) -> Array:

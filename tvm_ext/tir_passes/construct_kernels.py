@@ -11,15 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from tvm_ext._tvm import (
-    ALREADY_SCHEDULED,
-    IRModule,
-    PassContext,
-    PrimFunc,
-    Target,
-    copy_module,
-    module_pass,
-)
+from tvm_ext._tvm import ALREADY_SCHEDULED, IRModule, PassContext, PrimFunc, Target, copy_module, module_pass
+from tvm_ext.analysis.launches import refuse_too_much_memory
 from tvm_ext.cost.gpu_rtasks import shortest_s
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -82,34 +75,22 @@ class ConstructKernels:
     A CPU kernel whose choice has ``packs`` wants its constants in another layout: `PackConstants` must follow. GPU
     kernels are thread-bound loops.
 
-    Parameters
-    ----------
-    device
-        The CPU or the GPU to construct for; no GPU need be present.
-    options
-        ``candidates`` and ``epsilon`` go to the construction (paper §3.2). On GPUs ``enable_roller="auto"`` leaves to
-        stock TVM what is too large or too small for the device, and ``False`` leaves it everything.
-    cache
-        Where compiled CPU kernels are looked up. Those found are sealed: they have no body, and `code_generation` must
-        follow. Left out: every kernel is constructed.
-    tiles
-        Tiles that replace construction's, by the keys of their workloads.
-    failed
-        Tiles of GPU kernels that were measured to fail: none of them is made.
-    alternatives
-        Whether operators that run beside others get a second kernel, of less work, for schedules to choose from.
-    outside
-        The CPU as loops over what is counted at run time find it, which no schedule takes; None: ``device``.
-    accept
-        Looks at each GPU kernel and refuses it by raising IllegalRewrite: the compiler's word, see `cuda_check`.
-    wishes
-        The pipelines that a GPU kernel gets before it is accepted; None: those that ``options`` ask for.
+    * ``device``: the CPU or the GPU to construct for; no GPU need be present.
+    * ``options``: ``candidates`` and ``epsilon`` go to the construction (paper §3.2). On GPUs ``enable_roller="auto"``
+      leaves to stock TVM what is too large or too small for the device, and ``False`` leaves it everything.
+    * ``cache``: where compiled CPU kernels are looked up. Those found are sealed: they have no body, and
+      `code_generation` must follow. Left out: every kernel is constructed.
+    * ``tiles``: tiles that replace construction's, by the keys of their workloads.
+    * ``failed``: tiles of GPU kernels that were measured to fail: none of them is made.
+    * ``alternatives``: whether operators that run beside others get a second kernel, of less work, for schedules to
+      choose from.
+    * ``outside``: the CPU as loops over what is counted at run time find it, which no schedule takes; None: ``device``.
+    * ``accept``: looks at each GPU kernel and refuses it by raising IllegalRewrite: the compiler's word, see
+      `cuda_check`.
+    * ``wishes``: the pipelines that a GPU kernel gets before it is accepted; None: those that ``options`` ask for.
 
-    Raises
-    ------
-    TargetError
-        for an operator that a GPU cannot run: beyond 32-bit indices, of a type without arithmetic, or too large in its
-        smallest tile.
+    Raises TargetError for an operator that a GPU cannot run: beyond 32-bit indices, of a type without arithmetic, or
+    too large in its smallest tile.
     """
 
     def __init__(
@@ -322,7 +303,7 @@ def _first_accepted(
         plain = made[0].without_attr(PINNED), without_stages(made[1])
         is_plain = pipelined[1].pipeline is None or not pipelined[1].pipeline.buffers
         for func, choice in [pipelined] if is_plain else [pipelined, plain]:
-            problem = _measured_to_fail(choice, failed) or _refusal(func, accept)
+            problem = _measured_to_fail(choice, failed) or _refusal(func, operator.device, accept)
             if problem is None:
                 return func, replace(choice, notes=(*choice.notes, *first_and_count(refusals)))
             refusals.append(problem)
@@ -337,9 +318,7 @@ def _pipelined(kernel: Scheduled, operator: UnscheduledOperator, wishes: Wishes 
     if choice.tile is not None and PINNED in func.attrs:
         shared, register = choice.tile.shared_stages, choice.tile.register_stages
         asked = replace(
-            asked,
-            shared_stages=asked.shared_stages or shared,
-            register_stages=asked.register_stages or register,
+            asked, shared_stages=asked.shared_stages or shared, register_stages=asked.register_stages or register
         )
     return with_pipelines(func.without_attr(PINNED), choice, operator.device, asked)
 
@@ -351,12 +330,13 @@ def _measured_to_fail(choice: KernelChoice, failed: FailedTiles) -> str | None:
     return f"{choice.tile} was measured to fail"
 
 
-def _refusal(func: PrimFunc, accept: Accept | None) -> str | None:
-    """Why ``accept`` refuses the kernel; None where it does not."""
-    if accept is None:
-        return None
+def _refusal(func: PrimFunc, device: DeviceSpec, accept: Accept | None) -> str | None:
+    """Why the kernel is not taken: by its shared memory, or by ``accept``; None where nothing speaks against it."""
     try:
-        accept(func)
+        if device.kind != "cpu":
+            refuse_too_much_memory(func, device)
+        if accept is not None:
+            accept(func)
     except IllegalRewrite as refusal:
         return refusal.problem
     return None

@@ -16,16 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from tvm_ext._tvm import (
-    ALREADY_SCHEDULED,
-    IRModule,
-    PassContext,
-    PrimFunc,
-    Stmt,
-    copy_module,
-    ir,
-    module_pass,
-)
+from tvm_ext._tvm import ALREADY_SCHEDULED, IRModule, PassContext, PrimFunc, Stmt, copy_module, ir, module_pass
 from tvm_ext.devices.capabilities import blocks_may_wait
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit, static_shared_bytes

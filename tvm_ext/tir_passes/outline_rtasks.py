@@ -104,7 +104,7 @@ class _Outliner:
         head: list[Stmt] = []
         for used in tirx.analysis.undefined_vars(body, []):
             if any(used.same_as(thread) for thread in self._threads):
-                head.append(tirx.Bind(used, _thread_number()))
+                head.append(tirx.Bind(used, tirx.call_intrin("int32", CALL, "tvm_ext_thread", _THREAD)))
             elif isinstance(used.ty, tirx.BufferType):
                 parameters.append(_pointer(f"{used.name}_data", str(used.ty.storage_scope)))
                 arguments.append(used.data)
@@ -180,11 +180,6 @@ def _call_outlined(name: str, parameters: Sequence[Var], arguments: Sequence[Exp
     types = ", ".join("void*" if isinstance(p.ty, ir.PointerType) else _TYPES[str(p.ty.dtype)] for p in parameters)
     declared = f'\nextern "C" __device__ __noinline__ void {name}({types});\n'
     return tirx.Evaluate(tirx.call_intrin("void", CALL, name, *arguments, declared))
-
-
-def _thread_number() -> Expr:
-    """The thread's number in a 1-D block, in a function that has no launch of its own."""
-    return tirx.call_intrin("int32", CALL, "tvm_ext_thread", _THREAD)
 
 
 def _say_memory(data: Var) -> Stmt:

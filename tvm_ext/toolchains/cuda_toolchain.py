@@ -188,12 +188,9 @@ def compile_cuda(
     installed. The compiler is stopped after ``time_limit_s`` (default: `options.cuda_settings`). An "object" is one
     for a shared library, of kernels and host code; only nvcc makes those.
 
-    Raises
-    ------
-    CompileError
-        where the compiler refuses the source or runs too long: with the command and its first error lines.
-    UnsupportedEnvironmentError, OptionError
-        where there is no compiler; where it does not compile for one of ``architectures``.
+    Raises CompileError where the compiler refuses the source or runs too long: with the command and its first error
+    lines; UnsupportedEnvironmentError, OptionError where there is no compiler; where it does not compile for one of
+    ``architectures``.
     """
     limit = options.cuda_settings().time_limit_s if time_limit_s is None else time_limit_s
     old = _for_nvrtc(architectures, nvcc) if output == "fatbin" else None

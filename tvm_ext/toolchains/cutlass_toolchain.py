@@ -67,12 +67,7 @@ def compile_gemm(
     flags = [item for path in include_folders() for item in ("-I", str(path))]
     limit = TIME_FACTOR * options.cuda_settings().time_limit_s if time_limit_s is None else time_limit_s
     return compile_cuda(
-        source,
-        (architecture,),
-        cache=cache,
-        time_limit_s=limit,
-        extra_flags=("-w", "-DNDEBUG", *flags),
-        output=output,
+        source, (architecture,), cache=cache, time_limit_s=limit, extra_flags=("-w", "-DNDEBUG", *flags), output=output
     )
 
 

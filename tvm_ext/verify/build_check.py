@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from tvm_ext._tvm import (
-    Expr,
     IRModule,
     PassContext,
     PrimFunc,
@@ -28,6 +27,7 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.analysis.launches import ASYNC_COPY, DeviceKernel, is_merged
 from tvm_ext.analysis.predicates import is_thread_bound, reads_memory
+from tvm_ext.analysis.relax_values import extent_text
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError, VerificationError
 from tvm_ext.ir.float_ir import is_float
@@ -36,7 +36,8 @@ from tvm_ext.records.merged import MERGED, MergedKernel
 from tvm_ext.records.serialise import from_json
 
 from . import simt
-from .verification import OutputError, cpu_reference, errors_of, random_inputs_of
+from .cpu_reference import cpu_reference
+from .verification import OutputError, errors_of, random_inputs_of
 
 WHOLE_THREADS = 32_768
 """Threads of a launch up to which all of its blocks are run: a few seconds of one core."""
@@ -99,6 +100,8 @@ def check_kernel(
     why = "" if operator is not None else "there is no operator to compare with"
     for launches, blocks in parts:
         arrays = random_inputs_of(launches, workspaces=len(launches) < len(kernels))
+        masks = {} if operator is None else cpu_reference(operator).masks()
+        arrays |= {name: mask for name, mask in masks.items() if name in arrays}
         divisors = _divides_by_inputs(function if operator is None else operator)
         if divisors:  # by 0, which the graph has checked too, ends the process of the reference
             arrays = {name: np.ones_like(a) if a.dtype.kind in "iu" else a for name, a in arrays.items()}
@@ -151,12 +154,13 @@ def _errors(
     by little is run once more on inputs an eighth as large, where rounding is a 64th and the bounds are what they were.
     """
     reference = cpu_reference(operator)
-    found = errors_of(reference(arrays), result, types=reference.types)
+    found = errors_of(reference(arrays), result, reference=reference)
     if all(item.ok for item in found) or not all(item.error <= ROUNDING * item.tolerance for item in found):
         return found
-    smaller = {name: _smaller(array) for name, array in arrays.items()}
+    masks = reference.masks()
+    smaller = {name: array if name in masks else _smaller(array) for name, array in arrays.items()}
     again = simt.run(launches, smaller, device=device, blocks=blocks)
-    return errors_of(reference(smaller), again, types=reference.types)
+    return errors_of(reference(smaller), again, reference=reference)
 
 
 def _smaller(array: Any) -> Any:
@@ -195,7 +199,7 @@ def _check_merged(name: str, function: PrimFunc, device: DeviceSpec, target: Tar
 
 
 def _parameters_of(function: PrimFunc) -> tuple[str, ...]:
-    return tuple(f"{p.name}: {p.ty.dtype}[{', '.join(map(_size, p.ty.shape))}]" for p in function.params)
+    return tuple(f"{p.name}: {p.ty.dtype}[{', '.join(map(extent_text, p.ty.shape))}]" for p in function.params)
 
 
 def check_module(
@@ -260,10 +264,6 @@ def _operator(operators: IRModule, name: str, function: PrimFunc) -> PrimFunc | 
         return None
     assert [str(p.name) for p in found.params] == [str(p.name) for p in function.params], name
     return found
-
-
-def _size(size: Expr) -> str:
-    return str(getattr(size, "value", size))
 
 
 def _flops(function: PrimFunc) -> float:

@@ -8,22 +8,18 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import tvm
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
-from tvm.script import from_source
 
-from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, nodes_in, tirx
-from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.launches import DeviceKernel, GlobalTensor
-from tvm_ext.devices.device_db import TargetLike, device_for_target, lookup
+from tvm_ext.devices.device_db import TargetLike, lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.support.arrays import Array
-from tvm_ext.tir_passes.expressions.exact_floats import keep_floats_outside_reductions, pass_nan_on
 
 from . import simt
+from .cpu_reference import CpuReference
 from .simt.counters import Counters, as_rows, efficiency
 from .simt.findings import Finding
 from .simt.number_types import is_float, storage_dtype
@@ -32,8 +28,6 @@ from .threads_as_loops import run_threads_as_loops
 if TYPE_CHECKING:
     from tvm_ext._tvm import IRModule, PrimFunc
 
-HALF_TYPES = ("bfloat16", "float16")
-TEXT_ATTRIBUTES = ("global_symbol", "s_tir", "tirx.noalias")
 Reference = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -44,9 +38,15 @@ to float32 at its end errs as halves do.
 """
 
 
+HALF_MOST = 65504.0  # of float16, whose kernels overflow where a reference in float32 does not
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputError:
-    """How far an output is from its reference: the largest difference over the largest value of the reference."""
+    """How far an output is from its reference: the largest difference over the largest value of the reference.
+
+    Values as large as the operator's mask is set no scale, and err by their own size.
+    """
 
     name: str
     error: float
@@ -101,21 +101,13 @@ def verify(
 ) -> Verification:
     """Lower ``function`` for ``device``, run it in the interpreter, and compare its outputs.
 
-    Parameters
-    ----------
-    function
-        A thread-bound or scheduled PrimFunc (or a module with one), of one or several launches.
-    device
-        A name of our tables or a spec; its stock target is lowered for, unless ``target`` is given.
-    inputs
-        Arrays by parameter name; seeded random ones for those left out. Outputs are poison until written.
-    blocks
-        Linear numbers of the blocks to run; all if None.
-    rtol
-        Allowed error relative to the largest value of an output's reference; by dtypes (`TOLERANCES`) if None.
-    reference
-        From inputs by name to expected outputs by name. If None, the function's threads run as loops on the CPU
-        (`threads_as_loops`) where they have such a meaning; where not, values are not compared.
+    * ``function``: a thread-bound or scheduled PrimFunc (or a module with one), of one or several launches.
+    * ``device``: a name of our tables or a spec; its stock target is lowered for, unless ``target`` is given.
+    * ``inputs``: arrays by parameter name; seeded random ones for those left out. Outputs are poison until written.
+    * ``blocks``: linear numbers of the blocks to run; all if None.
+    * ``rtol``: allowed error relative to the largest value of an output's reference; by dtypes (`TOLERANCES`) if None.
+    * ``reference``: from inputs by name to expected outputs by name. If None, the function's threads run as loops on
+      the CPU (`threads_as_loops`) where they have such a meaning; where not, values are not compared.
     """
     spec = lookup(device) if isinstance(device, str) else device
     kernels = simt.lower(function, spec if target is None else target)
@@ -126,73 +118,11 @@ def verify(
         device=spec.name,
         kernels=tuple(kernel.name for kernel in kernels),
         findings=result.findings,
-        errors=tuple(errors_of(expected, result, rtol, reference.types if isinstance(reference, CpuReference) else ())),
+        errors=tuple(errors_of(expected, result, rtol, reference if isinstance(reference, CpuReference) else None)),
         no_reference=why_not,
         counters=result.counters,
         outputs=result.outputs,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class CpuReference:
-    """A reference for `verify`: an operator that is not scheduled, run on this machine's CPU."""
-
-    operator: PrimFunc
-
-    def __call__(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        _, target = device_for_target("llvm")
-        wide = _without_halves(self.operator)
-        wide = wide.with_body(pass_nan_on(keep_floats_outside_reductions(wide.body)))
-        library = tvm.compile(wide.with_attr("global_symbol", "main"), target=target)
-        tensors = []
-        for name, param in zip(self._names, wide.params, strict=True):
-            shape, dtype = tuple(int(size) for size in param.ty.shape), storage_dtype(str(param.ty.dtype))
-            value = arrays[name].astype(dtype) if name in arrays else np.zeros(shape, dtype)
-            tensors.append(tvm.runtime.tensor(value))
-        library(*tensors)
-        return {name: tensor.numpy() for name, tensor in zip(self._names, tensors, strict=True) if name not in arrays}
-
-    @property
-    def _names(self) -> list[str]:
-        names: list[str] = []
-        for param in self.operator.params:
-            names.append(simt.own_name(str(param.name), names))
-        return names
-
-    @property
-    def types(self) -> frozenset[str]:
-        """The dtypes that the operator rounds to: of its arithmetic and casts, not of what it only reads or moves."""
-        found = nodes_in(self.operator.body, (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Cast, Call))
-        return frozenset({dtype_of(node) for node in found if not _is_choice(node)} & TOLERANCES.keys())
-
-
-def _is_choice(node: Expr) -> bool:
-    return isinstance(node, Call) and bool(node.op.same_as(IF_THEN_ELSE))
-
-
-def cpu_reference(function: PrimFunc) -> CpuReference:
-    """A reference for `verify`: ``function``, an operator that is not scheduled, run on this machine's CPU.
-
-    Its parameters are matched with the kernel's by their names. Halves are computed and summed in float32, and floats
-    are no reals here either: stock TVM's ``max(sqrt(x), c)`` is c where the root is NaN.
-    """
-    return CpuReference(function)
-
-
-def _without_halves(function: PrimFunc) -> PrimFunc:
-    """``function`` with float32 in place of float16 and bfloat16, by way of its text.
-
-    A sum of 3072 products rounded to a half after every step is off by a percent, more than a wrong kernel may be.
-    """
-    for key in dict(function.attrs or {}):
-        if key not in TEXT_ATTRIBUTES:  # some do not print as text that can be read again
-            function = function.without_attr(key)
-    text = str(function)
-    if not any(name in text for name in HALF_TYPES):
-        return function
-    for name in HALF_TYPES:
-        text = text.replace(name, "float32")
-    return from_source(text)
 
 
 def random_array(shape: tuple[int, ...], dtype: str, generator: np.random.Generator) -> Array:
@@ -213,10 +143,14 @@ def random_inputs_of(kernels: Sequence[DeviceKernel], seed: int = 0, *, workspac
 
 
 def errors_of(
-    expected: Mapping[str, Array], result: simt.SimtRun, rtol: float | None = None, types: Collection[str] = ()
+    expected: Mapping[str, Array],
+    result: simt.SimtRun,
+    rtol: float | None = None,
+    reference: CpuReference | None = None,
 ) -> list[OutputError]:
-    """How far the outputs of a run, which were computed in ``types``, are from the expected ones, where written."""
-    return [_error(name, value, result, rtol, types) for name, value in expected.items()]
+    """How far the outputs of a run are from the ``expected`` ones, maybe those of ``reference``, where written."""
+    types, large = (reference.types, reference.mask_value / 2) if reference is not None else ((), np.inf)
+    return [_error(name, value, result, rtol, types, large) for name, value in expected.items()]
 
 
 def _inputs(kernels: tuple[DeviceKernel, ...], given: Mapping[str, Array], seed: int) -> dict[str, Array]:
@@ -224,14 +158,7 @@ def _inputs(kernels: tuple[DeviceKernel, ...], given: Mapping[str, Array], seed:
     for name in given:
         if name not in tensors:
             raise InputError(f"there is no parameter {name!r}", f"the parameters are {', '.join(tensors)}")
-    generator = np.random.default_rng(seed)
-    made: dict[str, Array] = {}
-    for tensor in _parameters(kernels):
-        if tensor.name in given:
-            made[tensor.name] = given[tensor.name]
-        elif tensor.name not in simt.written_tensors(kernels):
-            made[tensor.name] = random_array(tensor.shape, tensor.dtype, generator)
-    return made
+    return {**random_inputs_of(kernels, seed), **given}
 
 
 def _parameters(kernels: Sequence[DeviceKernel]) -> list[GlobalTensor]:
@@ -265,10 +192,12 @@ def _function_of(function: PrimFunc | IRModule) -> PrimFunc:
 def _tolerance(dtype: str, types: Collection[str]) -> float:
     if dtype not in TOLERANCES:
         return 0.0
-    return max(TOLERANCES[item] for item in (dtype, *types))
+    return max(TOLERANCES[item] for item in (dtype, *types) if item in TOLERANCES)
 
 
-def _error(name: str, expected: Array, result: simt.SimtRun, rtol: float | None, types: Collection[str]) -> OutputError:
+def _error(
+    name: str, expected: Array, result: simt.SimtRun, rtol: float | None, types: Collection[str], large: float
+) -> OutputError:
     if name not in result.outputs:
         raise InputError(f"no kernel writes {name!r}", f"the outputs are {', '.join(result.outputs)}")
     got, written = result.outputs[name], result.written[name]
@@ -279,10 +208,14 @@ def _error(name: str, expected: Array, result: simt.SimtRun, rtol: float | None,
         return OutputError(name=name, error=float("nan"), tolerance=tolerance)
     # equal infinities, and NaN where NaN is expected, are no difference
     same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+    sizes = np.abs(wanted)
+    if "float16" in (str(got.dtype), *types):
+        same |= np.isinf(found) & (found * wanted > 0) & (sizes >= HALF_MOST * (1 - tolerance))
+    finite = sizes[np.isfinite(sizes)]
+    scale = float(finite[finite < large].max(initial=0.0)) or float(finite.max(initial=0.0)) or 1.0
     with np.errstate(invalid="ignore"):
-        difference = np.where(same, 0.0, np.abs(found - wanted))
-    scale = float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)) or 1.0
-    worst = float(difference.max()) / scale
+        errors = np.where(same, 0.0, np.abs(found - wanted) / np.maximum(scale, sizes))
+    worst = float(errors.max())
     return OutputError(name=name, error=float("inf") if np.isnan(worst) else worst, tolerance=tolerance)
 
 
@@ -317,10 +250,8 @@ def totals(counters: Counters) -> list[tuple[str, str]]:
     loads, stores = counters.select(scope="global", store=False), counters.select(scope="global", store=True)
     rows = []
     for what, accesses in (("global loads", loads), ("global stores", stores)):
-        moved, share = (
-            sum(a.sectors for a in accesses) * counters.sector_bytes,
-            efficiency(accesses, counters.sector_bytes),
-        )
+        moved = sum(a.sectors for a in accesses) * counters.sector_bytes
+        share = efficiency(accesses, counters.sector_bytes)
         used = "" if share is None else f", {share:.1%} of them asked for"
         rows.append((what, f"{sum(a.requests for a in accesses):,} requests, {moved:,} bytes moved{used}"))
     requests = counters.total("requests", scope="shared")

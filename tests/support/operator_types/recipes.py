@@ -218,15 +218,7 @@ MADE: dict[str, Recipe] = {
     ),
 }
 
-RECIPES: Mapping[str, Recipe] = {
-    **ELEMENTWISE,
-    **CASTS,
-    **REDUCTIONS,
-    **PRODUCTS,
-    **WINDOWS,
-    **MOVEMENTS,
-    **MADE,
-}
+RECIPES: Mapping[str, Recipe] = {**ELEMENTWISE, **CASTS, **REDUCTIONS, **PRODUCTS, **WINDOWS, **MOVEMENTS, **MADE}
 
 NOT_TRIED: Mapping[str, str] = {
     **dict.fromkeys(_names("If Loop Scan SequenceMap"), "its types are those of the graphs in it"),

@@ -12,16 +12,7 @@ from tvm_ext.ir.simt_ir import allocate_shared, gpu_buffer, launch
 from tvm_ext.support.arithmetic import ceil_div
 
 from ..simt.good_kernels import argument, primitive_function
-from .kernels import (
-    DEPTH,
-    THREADS,
-    TILE,
-    Copy,
-    clear,
-    serial_loop,
-    unrolled_nest,
-    wide,
-)
+from .kernels import DEPTH, THREADS, TILE, Copy, clear, serial_loop, unrolled_nest, wide
 
 SHARED = ("A_shared", "B_shared")
 FRAGMENTS = ("A_fragment", "B_fragment")

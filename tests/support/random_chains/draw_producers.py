@@ -53,28 +53,13 @@ def gemm(chain: Chain) -> Value:
     rows, columns, depth = size(chain), size(chain), size(chain)
     across, down = rng.random() < 0.3, rng.random() < 0.5
     a = chain.input((depth, rows) if across else (rows, depth))
-    b = chain.input(
-        (columns, depth) if down else (depth, columns),
-        constant=rng.random() < 0.7,
-        summed=depth,
-    )
+    b = chain.input((columns, depth) if down else (depth, columns), constant=rng.random() < 0.7, summed=depth)
     inputs: list[Value] = [a, b]
     bound = _summed(a, b, depth)
     if rng.random() < 0.7:
-        inputs.append(
-            chain.input(
-                rng.choice(((columns,), (1, columns), (rows, columns), (rows, 1))),
-                constant=True,
-            )
-        )
+        inputs.append(chain.input(rng.choice(((columns,), (1, columns), (rows, columns), (rows, 1))), constant=True))
         bound += inputs[-1].most
-    return chain.emit(
-        "Gemm",
-        inputs,
-        (rows, columns),
-        {"transA": int(across), "transB": int(down)},
-        most=bound,
-    )
+    return chain.emit("Gemm", inputs, (rows, columns), {"transA": int(across), "transB": int(down)}, most=bound)
 
 
 def matmul_integer(chain: Chain) -> Value:
@@ -82,13 +67,7 @@ def matmul_integer(chain: Chain) -> Value:
     rows, columns, depth = size(chain), size(chain), size(chain)
     a = chain.input((rows, depth), rng.choice(("uint8", "int8")))
     b = chain.input((depth, columns), rng.choice(("uint8", "int8")), constant=rng.random() < 0.7)
-    return chain.emit(
-        "MatMulInteger",
-        [a, b],
-        (rows, columns),
-        dtype="int32",
-        most=a.most * b.most * depth,
-    )
+    return chain.emit("MatMulInteger", [a, b], (rows, columns), dtype="int32", most=a.most * b.most * depth)
 
 
 # --- windows ----------------------------------------------------------------------------------------------------------
@@ -122,22 +101,13 @@ def convolved(chain: Chain, x: Value, groups: int, filters: int) -> Value:
     summed = inputs // groups * math.prod(how["kernel_shape"])
     require(x.shape[0] * filters * math.prod(steps) * summed <= MOST_WORK)
     w = chain.input(
-        (filters, inputs // groups, *how["kernel_shape"]),
-        x.dtype,
-        constant=chain.rng.random() < 0.8,
-        summed=summed,
+        (filters, inputs // groups, *how["kernel_shape"]), x.dtype, constant=chain.rng.random() < 0.8, summed=summed
     )
     operands, bound = [x, w], _summed(x, w, summed)
     if chain.rng.random() < 0.5:
         operands.append(chain.input((filters,), x.dtype, constant=True))
         bound += operands[-1].most
-    return chain.emit(
-        "Conv",
-        operands,
-        (x.shape[0], filters, *steps),
-        {"group": groups, **how},
-        most=bound,
-    )
+    return chain.emit("Conv", operands, (x.shape[0], filters, *steps), {"group": groups, **how}, most=bound)
 
 
 def conv1d(chain: Chain) -> Value:
@@ -165,13 +135,7 @@ def conv2d(chain: Chain) -> Value:
 
 def conv2d_grouped(chain: Chain) -> Value:
     groups = chain.rng.choice((2, 3, 4))
-    return _convolution(
-        chain,
-        2,
-        groups,
-        groups * chain.rng.choice((1, 2, 4)),
-        groups * chain.rng.choice((1, 2, 3, 8)),
-    )
+    return _convolution(chain, 2, groups, groups * chain.rng.choice((1, 2, 4)), groups * chain.rng.choice((1, 2, 3, 8)))
 
 
 def depthwise(chain: Chain) -> Value:
@@ -203,13 +167,7 @@ def pooled(chain: Chain, x: Value, operator: str) -> Value:
     if operator == "MaxPool":
         return chain.emit(operator, [x], (*x.shape[:2], *steps), how)
     counted = chain.rng.randrange(2)
-    return chain.emit(
-        operator,
-        [x],
-        (*x.shape[:2], *steps),
-        {"count_include_pad": counted, **how},
-        exact=False,
-    )
+    return chain.emit(operator, [x], (*x.shape[:2], *steps), {"count_include_pad": counted, **how}, exact=False)
 
 
 def max_pool(chain: Chain) -> Value:
@@ -236,24 +194,11 @@ def reduced(chain: Chain, x: Value) -> Value:
     shape = [1 if a in axes else n for a, n in enumerate(x.shape) if keep or a not in axes]
     count = math.prod(x.shape[a] for a in axes)
     if rng.random() < 0.5:
-        return chain.emit(
-            "ReduceSum",
-            [x, chain.numbers(axes)],
-            shape,
-            {"keepdims": keep},
-            most=x.most * count,
-        )
+        return chain.emit("ReduceSum", [x, chain.numbers(axes)], shape, {"keepdims": keep}, most=x.most * count)
     operator = rng.choice(("ReduceMax", "ReduceMin", *(("ReduceMean", "ReduceL2") if x.is_float else ())))
     exact = x.exact and operator in ("ReduceMax", "ReduceMin")
     most = x.most * (math.sqrt(count) if operator == "ReduceL2" else 1)
-    return chain.emit(
-        operator,
-        [x],
-        shape,
-        {"axes": tuple(axes), "keepdims": keep},
-        most=most,
-        exact=exact,
-    )
+    return chain.emit(operator, [x], shape, {"axes": tuple(axes), "keepdims": keep}, most=most, exact=exact)
 
 
 def reduction(chain: Chain) -> Value:

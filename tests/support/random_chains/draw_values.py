@@ -26,13 +26,7 @@ def unary(chain: Chain, x: Value) -> Value:
         return chain.emit("LeakyRelu", [x], x.shape, {"alpha": 0.25}, exact=False)
     operator = rng.choice(("Sigmoid", "Tanh", "Erf", "Softplus", "HardSigmoid", "Elu", "Sqrt", "Exp"))
     if operator == "Sqrt":
-        return chain.emit(
-            "Sqrt",
-            [chain.emit("Abs", [x], x.shape)],
-            x.shape,
-            exact=False,
-            most=max(1.0, x.most),
-        )
+        return chain.emit("Sqrt", [chain.emit("Abs", [x], x.shape)], x.shape, exact=False, most=max(1.0, x.most))
     require(operator != "Exp" or x.most <= 4)
     most = math.exp(4) if operator == "Exp" else max(1.0, x.most + 1)
     return chain.emit(operator, [x], x.shape, exact=False, most=most)
@@ -86,12 +80,7 @@ def fits(a: Sequence[int], b: Sequence[int]) -> bool:
 
 def divide(chain: Chain, x: Value) -> Value:
     require(x.is_float)
-    return chain.emit(
-        "Div",
-        [x, chain.scalar(chain.rng.choice((2, 3, 8)), x.dtype)],
-        x.shape,
-        exact=False,
-    )
+    return chain.emit("Div", [x, chain.scalar(chain.rng.choice((2, 3, 8)), x.dtype)], x.shape, exact=False)
 
 
 def cast(chain: Chain, x: Value) -> Value:
@@ -103,13 +92,7 @@ def cast(chain: Chain, x: Value) -> Value:
     to = rng.choice([t for t in (*floats, *whole, *(("bool",) if x.exact else ())) if t != x.dtype])
     exact = x.exact and ("float" not in to or x.most <= EXACT_BELOW[to])
     return chain.emit(
-        "Cast",
-        [x],
-        x.shape,
-        {"to": _code(to)},
-        dtype=to,
-        exact=exact,
-        most=1.0 if to == "bool" else None,
+        "Cast", [x], x.shape, {"to": _code(to)}, dtype=to, exact=exact, most=1.0 if to == "bool" else None
     )
 
 
@@ -165,12 +148,7 @@ def layer_norm(chain: Chain, x: Value) -> Value:
     scale, bias = (chain.input((x.shape[-1],), x.dtype, constant=True) for _ in range(2))
     most = math.sqrt(x.shape[-1]) * scale.most + bias.most
     return chain.emit(
-        "LayerNormalization",
-        [x, scale, bias],
-        x.shape,
-        {"epsilon": 0.01, "axis": -1},
-        exact=False,
-        most=most,
+        "LayerNormalization", [x, scale, bias], x.shape, {"epsilon": 0.01, "axis": -1}, exact=False, most=most
     )
 
 
@@ -178,14 +156,7 @@ def instance_norm(chain: Chain, x: Value) -> Value:
     require(x.dtype in ("bfloat16", "float32") and x.rank in (3, 4) and math.prod(x.shape[2:]) > 1)
     scale, bias = (chain.input((x.shape[1],), x.dtype, constant=True) for _ in range(2))
     most = math.sqrt(math.prod(x.shape[2:])) * scale.most + bias.most
-    return chain.emit(
-        "InstanceNormalization",
-        [x, scale, bias],
-        x.shape,
-        {"epsilon": 0.01},
-        exact=False,
-        most=most,
-    )
+    return chain.emit("InstanceNormalization", [x, scale, bias], x.shape, {"epsilon": 0.01}, exact=False, most=most)
 
 
 def argmax(chain: Chain, x: Value) -> Value:
@@ -194,14 +165,7 @@ def argmax(chain: Chain, x: Value) -> Value:
     axis, keep = rng.randrange(x.rank), rng.randrange(2)
     shape = [1 if a == axis else n for a, n in enumerate(x.shape) if keep or a != axis]
     operator = rng.choice(("ArgMax", "ArgMin"))
-    return chain.emit(
-        operator,
-        [x],
-        shape,
-        {"axis": axis, "keepdims": keep},
-        dtype="int64",
-        most=float(x.shape[axis]),
-    )
+    return chain.emit(operator, [x], shape, {"axis": axis, "keepdims": keep}, dtype="int64", most=float(x.shape[axis]))
 
 
 def cumulative_sum(chain: Chain, x: Value) -> Value:
@@ -233,12 +197,7 @@ def convolution(chain: Chain, x: Value) -> Value:
     require(x.rank in (3, 4, 5) and x.is_float and x.shape[1] <= 64)
     rng, count = chain.rng, x.shape[1]
     groups = rng.choice([g for g in (1, 1, 2, count, count) if count % g == 0])
-    return convolved(
-        chain,
-        x,
-        groups,
-        rng.choice((1, 3, 16, 17)) if groups == 1 else groups * rng.choice((1, 1, 2)),
-    )
+    return convolved(chain, x, groups, rng.choice((1, 3, 16, 17)) if groups == 1 else groups * rng.choice((1, 1, 2)))
 
 
 def pool(chain: Chain, x: Value) -> Value:

@@ -72,10 +72,7 @@ def gemv(rng: random.Random) -> OperatorCase:
     weights = (n, k) if transpose_b else (k, n)
     return drawn_case(
         operator="matmul",
-        inputs=(
-            _operand((m, k), dtype),
-            _operand(weights, dtype, constant=rng.random() < 0.7, scale=3 / math.sqrt(k)),
-        ),
+        inputs=(_operand((m, k), dtype), _operand(weights, dtype, constant=rng.random() < 0.7, scale=3 / math.sqrt(k))),
         attributes=(("transpose_a", (0,)), ("transpose_b", (int(transpose_b),))),
         arity=2,
         out_dtype=out_dtype,

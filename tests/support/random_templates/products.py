@@ -31,9 +31,7 @@ def device_of(capability: tuple[int, int]) -> DeviceSpec:
     row, limits = device_db.lookup("nvidia-a100"), CUDA_LIMITS[capability]
     assert limits.opt_in_kib is not None
     shared = dataclasses.replace(
-        row.layer("L1"),
-        unit_capacity_bytes=limits.shared_kib * KIB,
-        opt_in_capacity_bytes=limits.opt_in_kib * KIB,
+        row.layer("L1"), unit_capacity_bytes=limits.shared_kib * KIB, opt_in_capacity_bytes=limits.opt_in_kib * KIB
     )
     return dataclasses.replace(
         row,

@@ -209,9 +209,7 @@ def test_metaschedule_tunes_what_we_construct(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # stock TVM parses its CUDA intrinsics first, some 15 s
 @pytest.mark.usefixtures("_scripts")
-def test_what_a_stopped_search_left_is_compared_with_ours(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_stopped_search_left_is_compared_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """MetaSchedule was ended while it wrote a record: those before it are applied, built, and run beside ours."""
     monkeypatch.delenv("TVM_EXT_CPU", raising=False)  # what is tuned runs on this machine
     module = importlib.import_module("tuning_metaschedule")

@@ -9,13 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from benchmarks.networks.repvgg import (
-    RepVggBlock,
-    blocks_of,
-    branches_of,
-    build_repvgg,
-    reparameterised,
-)
+from benchmarks.networks.repvgg import RepVggBlock, blocks_of, branches_of, build_repvgg, reparameterised
 from tvm_ext import relay
 from tvm_ext.bench.models import random_inputs
 

@@ -19,14 +19,9 @@ from tvm import relax
 
 from tests.support.inline_composites import InlineComposites
 from tests.unit.byoc_cutlass.graphs import decided, number, op, partition
-from tests.unit.byoc_cutlass.host_library import host_library
+from tests.unit.byoc_cutlass.host_library import address, host_library
 from tests.unit.compilers import needs_nvcc
-from tvm_ext.byoc_cutlass.attention import (
-    AttentionConfig,
-    AttentionFamily,
-    attention_region,
-    layout_of,
-)
+from tvm_ext.byoc_cutlass.attention import AttentionConfig, AttentionFamily, attention_region, layout_of
 from tvm_ext.byoc_cutlass.emit_attention import HOPPER_TILES, emit_attention
 from tvm_ext.byoc_cutlass.profiler import buffers_of
 from tvm_ext.byoc_cutlass.selection import candidates_of, family_of
@@ -201,10 +196,20 @@ def test_hopper_attends_by_example_88_where_it_is_faster() -> None:
     assert any("sm80" in name for name in names)
 
 
+def test_a_mask_is_example_88s_as_well() -> None:
+    """And with one, scores may be scaled by any number, for they are before their largest is taken."""
+    family = hopper(plain(terms=(ScoreTerm(change="add", operand=MASK),), scale=-0.5))
+    collective = [config for config in family.legal() if config.is_collective]
+    assert len(collective) == 4
+    assert all(config.name.endswith("_biased") for config in collective)
+    without = hopper(plain())
+    for config in collective:
+        assert family.predict(config).full_clock_us > without.predict(replace(config, biased=False)).full_clock_us
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"terms": (ScoreTerm(change="add", operand=replace(plain().query, batch=((6, 0),), row_stride=0)),)}, "mask"),
         ({"queries": 12}, "multiples of 8"),
         (
             {"value_features": 4, "output": replace(plain().output, batch=((B, S * 12), (H, 4)), row_stride=12)},
@@ -226,6 +231,29 @@ def test_what_example_88_cannot_read_is_left_to_example_41(changed: dict[str, An
     assert {config.architecture for config in family.legal()} == {80}
 
 
+TOLD_OF_THE_MASK = """
+extern "C" void masked(AttentionCall const* call, int batch, int head, int block, int step, float* tile) {{
+  using namespace {space};
+  using Tiled = MainLoop::TiledMmaQK;
+  auto const given = make_arguments(*call).mask;
+  auto const extents = cute::take<0, 2>(MainLoop::TileShapeQK{{}});
+  constexpr int height = cute::size<0>(MainLoop::TileShapeQK{{}}), width = cute::size<1>(MainLoop::TileShapeQK{{}});
+  for (int thread = 128; thread < 384; ++thread) {{  // the first 128 copy
+    int const group = thread / 128 - 1;
+    auto places = Tiled{{}}.get_thread_slice(thread).partition_C(cute::make_identity_tensor(extents));
+    auto scores = cute::partition_fragment_C(Tiled{{}}, extents);
+    auto at = [&](int i) -> float& {{
+      return tile[(group * height + cute::get<0>(places(i))) * width + cute::get<1>(places(i))];
+    }};
+    for (int i = 0; i < int(cute::size(scores)); ++i) scores(i) = at(i);
+    auto moved = cute::make_tensor(
+        places.data() + cute::E<0>{{}} * ((2 * block + group) * height) + cute::E<1>{{}} * (step * width),
+        places.layout());
+    tvm_ext::Masked::change(given, batch, head, scores, moved);
+    for (int i = 0; i < int(cute::size(scores)); ++i) at(i) = scores(i);
+  }}
+}}
+"""
 DESCRIBED = """
 extern "C" int64_t described(AttentionCall const* call, int64_t* out) {{
   using namespace {space};
@@ -288,11 +316,49 @@ def test_example_88_is_told_where_every_row_lies(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs_nvcc
+@pytest.mark.parametrize("form", ["keys", "heads"])
+def test_example_88_adds_the_mask_where_it_belongs(form: str, tmp_path: Path) -> None:
+    """On the CPU, thread by thread: [B, 1, 1, S] and [B, H, S, S], in a tile that reaches beyond queries and keys."""
+    length = 200
+    shape = (B, 1, 1, length) if form == "keys" else (B, H, length, length)
+    mask = np.random.default_rng(3).normal(size=shape).astype("float16")
+    head = 0 if form == "keys" else length * length
+    read = MatrixOperand(
+        dtype="float16", size=mask.size, offset=0, column_stride=1, row_stride=0 if form == "keys" else length,
+        batch=((B, length if form == "keys" else H * head), (H, head)),
+    )  # fmt: skip
+    operand = replace(plain().query, size=B * length * H * D, batch=((B, length * H * D), (H, D)))
+    work = plain(queries=length, keys=length, query=operand, key=operand, value=operand, output=operand)
+    family = hopper(replace(work, terms=(ScoreTerm(change="add", operand=read),)))
+    config = next(config for config in family.legal() if config.is_collective)
+    symbol = family.symbol(config)
+    text = family.source(config) + (DESCRIBED + TOLD_OF_THE_MASK).format(space=f"{symbol}_template")
+    library = host_library(text, tmp_path)
+    operands = (ctypes.c_void_p * 1)(address(mask))
+    call = AttentionCall(*family.numbers(config), *(16 << 20, 32 << 20, 48 << 20, ctypes.addressof(operands), 64 << 20))
+    found = (ctypes.c_int64 * 24)()
+    assert library.described(ctypes.byref(call), found) == 1
+    assert tuple(found[:5]) == (B, H, length, length, D)
+    whole = np.broadcast_to(mask, (B, H, length, length))
+    tile = (config.queries, config.keys)
+    sums = np.random.default_rng(4).normal(size=tile).astype("float32")
+    for batch, at, block, step in ((0, 0, 0, 0), (1, 2, 1, length // config.keys)):
+        scores = sums.copy()
+        library.masked(ctypes.byref(call), batch, at, block, step, ctypes.c_void_p(address(scores)))
+        part = whole[batch, at, block * tile[0] :, step * tile[1] :][: tile[0], : tile[1]]
+        expected = sums * np.float32(work.scale)
+        expected[: part.shape[0], : part.shape[1]] += part
+        np.testing.assert_allclose(scores, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+@needs_nvcc
 @pytest.mark.parametrize("features", [32, 64, 128, 256])
-def test_example_88_compiles_without_spills(features: int) -> None:
+@pytest.mark.parametrize("masked", [False, True])
+def test_example_88_compiles_without_spills(features: int, masked: bool) -> None:
     """Each of its tiles."""
     tile = next(tile for tile in HOPPER_TILES if tile[2] == features)
-    text = emit_attention("tvm_ext_attention", "attention", architecture=90, tile=tile, wide=True, biased=False)
+    text = emit_attention("tvm_ext_attention", "attention", architecture=90, tile=tile, wide=True, biased=masked)
     (use,) = compile_gemm(text, "sm_90a", time_limit_s=580, output="fatbin").uses
     assert not use.spills
 

@@ -68,10 +68,7 @@ SPELLINGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "silu": ("silu", lambda x: op.multiply(x, op.sigmoid(x))),
     "silu by exp": ("silu", lambda x: op.divide(x, op.add(number(1), op.exp(op.negative(x))))),
     "sigmoid by exp": ("sigmoid", lambda x: op.divide(number(1), op.add(number(1), op.exp(op.negative(x))))),
-    "hardswish": (
-        "hardswish",
-        lambda x: op.divide(op.multiply(x, op.clip(op.add(x, number(3)), 0, 6)), number(6)),
-    ),
+    "hardswish": ("hardswish", lambda x: op.divide(op.multiply(x, op.clip(op.add(x, number(3)), 0, 6)), number(6))),
     "softplus by exp": ("softplus", lambda x: op.log(op.add(op.exp(x), number(1)))),
     "stable softplus": ("softplus", stable_softplus),
     "mish": ("mish", lambda x: op.multiply(x, op.tanh(stable_softplus(x)))),

@@ -98,12 +98,7 @@ def test_bert_base_layer() -> None:
     """Every product is taken: projections, attention with its scale and mask, GELU and both residual additions."""
     record = decided(graph_of(to_half(build_bert_base_layer(batch=1, sequence=128, seed=0)), "nvidia-a100"))
     assert not record.refused
-    assert counted(record) == {
-        "matmul_bias": 3,
-        "attention": 1,
-        "matmul_bias_residual_add": 2,
-        "matmul_bias_gelu": 1,
-    }
+    assert counted(record) == {"matmul_bias": 3, "attention": 1, "matmul_bias_residual_add": 2, "matmul_bias_gelu": 1}
     (gelu,) = [region.epilogue[-1] for region in record.taken if region.pattern == "matmul_bias_gelu"]
     assert gelu.operators == 5
     scores = next(region.problem for region in record.taken if region.problem.batch > 1)

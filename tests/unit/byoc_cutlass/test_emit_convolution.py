@@ -81,10 +81,7 @@ def test_every_kind_has_a_template_whose_text_has_both_entry_points(kind: str) -
 def test_one_position_has_the_kernels_of_matrix_products(capability: tuple[int, int]) -> None:
     """Others in the model may share them: the text is the product's, of 2.x and of 3.x templates."""
     device, problem = device_of(capability), convolution_of(window=(1, 1))
-    family, product = (
-        ConvolutionFamily(problem, device, EPILOGUE),
-        ProductFamily(problem, device, EPILOGUE),
-    )
+    family, product = (ConvolutionFamily(problem, device, EPILOGUE), ProductFamily(problem, device, EPILOGUE))
     generation = "3.x" if capability == (9, 0) else "2.x"
     plain = [item.config for item in family.propose(10**6) if item.config.iterator == "plain"]
     config = next(item for item in plain if item.tile.generation == generation)

@@ -297,6 +297,36 @@ def test_debug_shows_the_traceback() -> None:
         main(["--debug", "compile", "mlp", "--shape", "x"])
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("frozen.pb", "--graphdef"),
+        ("saved", "--saved-model saved"),
+        ("light.tflite", "--tflite"),
+        ("m.pt", "from_torch"),
+    ],
+)
+def test_files_of_other_frameworks_say_what_makes_onnx_of_them(
+    command: Command, name: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph = b"\x0a\x10\x0a\x01x\x12\x0bPlaceholder"  # TensorFlow's GraphDef of one node
+    if name == "saved":
+        Path(name).mkdir()
+        Path(name, "saved_model.pb").write_bytes(graph)
+    else:
+        Path(name).write_bytes(graph)
+    code, _, err = command("compile", name)
+    assert code == 2 and remedy in err
+    if name != "m.pt":
+        assert "python -m tf2onnx.convert" in err
+
+
+def test_shapes_say_types_too() -> None:
+    assert common.parse_shapes(["ids=1,8:int64", "a:b=2x3", "c="]) == {"ids": [1, 8], "a:b": [2, 3], "c": []}
+    assert common.parse_types(["ids=1,8:int64", "a:b=2x3", "c="]) == {"ids": "int64"}
+
+
 def test_a_corrupt_model_is_an_error_not_a_crash(command: Command, tmp_path: Path) -> None:
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x07broken")
     code, _, err = command("compile", tmp_path / "broken.onnx", "-o", tmp_path / "m.so")

@@ -36,10 +36,7 @@ EXPR = TensorExpr(
         Axis(name="x", extent=COLUMNS, kind="spatial"),
         Axis(name="c", extent=CHANNELS, kind="reduce"),
     ),
-    inputs=(
-        access("in", (COLUMNS, CHANNELS), "x", "c"),
-        access("w", (FILTERS, CHANNELS), "f", "c", is_constant=True),
-    ),
+    inputs=(access("in", (COLUMNS, CHANNELS), "x", "c"), access("w", (FILTERS, CHANNELS), "f", "c", is_constant=True)),
     output=access("out", (FILTERS, 112 * COLUMNS), "f", "x"),
     combiner="sum",
     flops_per_point=2.0,

@@ -166,10 +166,7 @@ def test_waves_quantise_the_use_of_units(partitions: int, used: float):
 
 
 def test_prediction_is_the_slowest_resource_and_names_it():
-    tiles = {
-        "L0": RTile(axes=("i", "j", "k"), shape=(8, 8, 1)),
-        "L1": RTile(axes=("i", "j", "k"), shape=(128, 128, 8)),
-    }
+    tiles = {"L0": RTile(axes=("i", "j", "k"), shape=(8, 8, 1)), "L1": RTile(axes=("i", "j", "k"), shape=(128, 128, 8))}
     large = predict(matmul(8192, 8192, 8192), tiles, V100)
     assert large.bound == "compute"
     assert large.time_s >= 2 * 8192**3 / (V100.peak_gflops_of("float32") * 1e9)

@@ -89,9 +89,7 @@ def test_rows_that_go_on_by_whole_lines_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "expr",
-    [_pointwise(32, 16, 256), _pointwise(1024, 8, 256)],
-    ids=["the first cache holds all", "one tile of rows"],
+    "expr", [_pointwise(32, 16, 256), _pointwise(1024, 8, 256)], ids=["the first cache holds all", "one tile of rows"]
 )
 def test_what_is_not_asked_for(expr: TensorExpr) -> None:
     assert not is_asked_for(expr.inputs[0], _tile(expr), expr, DEVICE)

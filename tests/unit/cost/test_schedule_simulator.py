@@ -23,8 +23,7 @@ def _entry(operator: int, begin: int, end: int, *waits: tuple[int, int]) -> Sche
 
 
 PROGRAM = RTaskProgram(
-    device=DEVICE,
-    streams=((_entry(0, 0, 2), _entry(2, 0, 1, (1, 1))), (_entry(1, 0, 4), _entry(2, 1, 2, (0, 1)))),
+    device=DEVICE, streams=((_entry(0, 0, 2), _entry(2, 0, 1, (1, 1))), (_entry(1, 0, 4), _entry(2, 1, 2, (0, 1))))
 )
 
 

@@ -31,9 +31,6 @@ def cpu_info_of(**changes: object) -> CpuInfo:
         CacheInfo(level=2, size_bytes=1024 * 1024, line_bytes=64, sharer_count=2),
     )
     info = CpuInfo(
-        machine=read_cpu_info().machine,
-        model="a test's CPU",
-        features=read_cpu_info().features,
-        caches=caches,
+        machine=read_cpu_info().machine, model="a test's CPU", features=read_cpu_info().features, caches=caches
     )
     return dataclasses.replace(info, **changes)

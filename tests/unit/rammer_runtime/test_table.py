@@ -102,8 +102,5 @@ def test_programs_run_one_after_another():
     second = ((Entry(call=1, begin=0, end=1),), (Entry(call=1, begin=1, end=2, waits=((0, 1),)),))
     third = ((), (Entry(call=2, begin=0, end=1),))
     joined = one_after_another([first, second, third])
-    assert [[entry.waits for entry in stream] for stream in joined] == [
-        [(), ((1, 1),)],
-        [(), ((0, 2),), ((0, 2),)],
-    ]
+    assert [[entry.waits for entry in stream] for stream in joined] == [[(), ((1, 1),)], [(), ((0, 2),), ((0, 2),)]]
     assert one_after_another([]) == ()

@@ -41,10 +41,7 @@ FIGURE_9 = RTaskGraph(
         ROperator(name="conv", kernels=(_kernel(2),), predecessors=(0, 1)),
     )
 )
-STREAMS = (
-    (_entry(0, 0, 2), _entry(2, 0, 1, (1, 1))),
-    (_entry(1, 0, 4), _entry(2, 1, 2, (0, 1))),
-)
+STREAMS = ((_entry(0, 0, 2), _entry(2, 0, 1, (1, 1))), (_entry(1, 0, 4), _entry(2, 1, 2, (0, 1))))
 
 
 def _schedule(*streams: tuple[ScheduleEntry, ...], device: VDevice = TWO) -> RTaskSchedule:

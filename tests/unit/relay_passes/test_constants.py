@@ -72,10 +72,7 @@ def test_builds_that_share_keep_each_constant_once() -> None:
     assert len(alone) == 0
 
 
-@given(
-    st.lists(st.integers(1, 5), min_size=1, max_size=3),
-    st.data(),
-)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.data())
 def test_packing_is_an_indexed_copy_with_zeros_outside(shape, data):
     array = np.arange(1, np.prod(shape) + 1, dtype="float32").reshape(shape)
     rank = data.draw(st.integers(1, 3))

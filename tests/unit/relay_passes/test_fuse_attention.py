@@ -12,17 +12,7 @@ import pytest
 import tvm
 from onnx import TensorProto, helper
 
-from tests.support.attention_networks import (
-    FEATURES,
-    FORMS,
-    HEADS,
-    KEYS,
-    QUERIES,
-    Network,
-    Steps,
-    attention,
-    causal,
-)
+from tests.support.attention_networks import FEATURES, FORMS, HEADS, KEYS, QUERIES, Network, Steps, attention, causal
 from tests.support.attentions import LOWEST
 from tvm_ext import relay
 from tvm_ext._tvm import PrimFunc, assert_structural_equal, relax, structural_walk

@@ -30,14 +30,7 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import operator_pipeline, plan_build
 from tvm_ext.records.choice import CHOICE, KernelChoice
-from tvm_ext.records.persistent import (
-    CHAIN,
-    PERSISTENT,
-    ChainVerdict,
-    PanelPlan,
-    PersistentRecord,
-    PersistentRegion,
-)
+from tvm_ext.records.persistent import CHAIN, PERSISTENT, ChainVerdict, PanelPlan, PersistentRecord, PersistentRegion
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.relay_passes.fuse_persistent import FusePersistent
 from tvm_ext.support.limits import limited

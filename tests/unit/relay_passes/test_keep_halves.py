@@ -89,11 +89,7 @@ def test_auto_rounds_no_data_where_weights_are_exact() -> None:
 def test_kernels_widen_what_they_read(row: str, kind: str, shape: tuple[int, int, int]) -> None:
     rows, k, n = shape
     function = te.create_prim_func(
-        [
-            x := te.placeholder((rows, k), name="x"),
-            w := te.placeholder((k, n), kind, name="w"),
-            product(x, w),
-        ]
+        [x := te.placeholder((rows, k), name="x"), w := te.placeholder((k, n), kind, name="w"), product(x, w)]
     )
     kernel, choice = constructed(function, constants=(1,), device=row_of(row))
     assert choice.path == "rtile"

@@ -10,17 +10,7 @@ import pytest
 import tvm
 from tvm import relax, topi
 
-from tests.support.layout_graphs import (
-    Graph,
-    Shape,
-    calls,
-    conv,
-    module,
-    record,
-    same_meaning,
-    stock,
-    transforms,
-)
+from tests.support.layout_graphs import Graph, Shape, calls, conv, module, record, same_meaning, stock, transforms
 from tvm_ext import relay
 from tvm_ext._tvm import CALL_TIR, structural_equal
 from tvm_ext.devices.device_db import lookup

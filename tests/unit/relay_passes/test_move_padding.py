@@ -135,10 +135,7 @@ CASES = {
     ),
     "the first input": Case((conv("x", "w16x16x3x3a", "y", **KEEP),), 0),
     "in one dimension": Case(
-        (
-            make_node("Conv", ["x", "w32x16x1"], ["a"]),
-            make_node("Conv", ["a", "w16x32x3"], ["y"], pads=[1, 1]),
-        ),
+        (make_node("Conv", ["x", "w32x16x1"], ["a"]), make_node("Conv", ["a", "w16x32x3"], ["y"], pads=[1, 1])),
         0,
         shape=(2, 16, 21),
     ),

@@ -107,8 +107,7 @@ def times(by_chunk: dict[int, float]) -> Callable[[IRModule], float]:
 
 
 @pytest.mark.parametrize(
-    ("by_chunk", "chosen"),
-    [({8: 9.0, 2: 5.0, 1: 4.0}, 1), ({8: 9.0, 2: 5.0, 1: 7.0}, 2), ({8: 9.0, 2: 9.0}, None)],
+    ("by_chunk", "chosen"), [({8: 9.0, 2: 5.0, 1: 4.0}, 1), ({8: 9.0, 2: 5.0, 1: 7.0}, 2), ({8: 9.0, 2: 9.0}, None)]
 )
 def test_the_quickest_size_is_chosen(by_chunk: dict[int, float], chosen: int | None, network: IRModule) -> None:
     mod, chunk = overlapped(network, times(by_chunk))

@@ -225,11 +225,7 @@ def test_what_does_not_pay_stays() -> None:
 
 @pytest.mark.parametrize(
     ("mod", "device"),
-    [
-        (chain((8, 28, 28, 64), 48), "nvidia-a100"),
-        (chain(), "amd-mi50"),
-        (chain(), "cpu-epyc-zen5"),
-    ],
+    [(chain((8, 28, 28, 64), 48), "nvidia-a100"), (chain(), "amd-mi50"), (chain(), "cpu-epyc-zen5")],
     ids=["aligned", "no matrix units", "CPU"],
 )
 def test_what_stays_as_it_is(mod: tvm.IRModule, device: str) -> None:

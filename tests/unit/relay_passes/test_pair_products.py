@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tvm_ext import relay
 from tvm_ext._tvm import assert_structural_equal
 from tvm_ext.byoc_cutlass.host import HostFunction
 from tvm_ext.devices.device_db import lookup
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.partition import PARTITION, CutlassPartition, CutlassRegion
 from tvm_ext.records.persistent import PERSISTENT, PersistentRecord
@@ -93,11 +95,15 @@ GRAPHS: dict[str, Callable[[], tvm.IRModule]] = {
 
 
 def paired(
-    mod: tvm.IRModule, backend: Any, own: Callable[[Any], float | None] = lambda _: None, mode: Any = True
+    mod: tvm.IRModule,
+    backend: Any,
+    own: Callable[[Any], float | None] = lambda _: None,
+    mode: Any = True,
+    device: DeviceSpec = A100,
 ) -> tuple[tvm.IRModule, CutlassPartition, PersistentRecord | None]:
-    cut, _ = partition(mod)
+    cut, _ = partition(mod, device.name)
     with tvm.transform.PassContext(config={"testing.immutable_module": True}):
-        done = PairProducts(A100, backend, own, mode)(cut)
+        done = PairProducts(device, backend, own, mode)(cut)
     relax.analysis.well_formed(done)
     text = done.attrs.get(PERSISTENT)
     record = None if text is None else from_json(PersistentRecord, str(text))
@@ -175,6 +181,27 @@ def test_the_record_says_what_was_joined() -> None:
     (item,) = record.fused
     assert (item.kernel, item.fused_us, item.separate_us) == (name, 5.0, 20.0)
     assert len(done["main"].body.blocks[0].bindings) == 1
+
+
+@pytest.mark.parametrize("convolutions", [False, True])
+def test_a_whole_block_is_one_kernel_of_sm_90a(convolutions: bool) -> None:
+    """Weights as MatMul stores them, or 1x1 convolutions in NHWC. Behind them a scale, and the block's own input."""
+    h100, n, c = lookup("nvidia-h100"), 64 * 28 * 28, 96
+    if convolutions:
+        x, w, b, v, s = halves((64, 28, 28, c), (4 * c, 1, 1, c), (4 * c,), (c, 1, 1, 4 * c), (c,))
+        multiply = partial(op.nn.conv2d, data_layout="NHWC", kernel_layout="OHWI")
+    else:
+        x, w, b, v, s = halves((n, c), (c, 4 * c), (4 * c,), (4 * c, c), (c,))
+        multiply = op.matmul
+    inner = op.nn.relu(op.add(multiply(x, w), b))
+    mod = module_of([x, w, b, v, s], op.add(op.multiply(multiply(inner, v), s), x))
+    backend = CutlassBackend(h100, KernelCache(None))
+    _, cut, record = paired(mod, backend, mode="auto", device=h100)
+    (region,), (item,) = cut.taken, record.fused
+    assert region.then.pattern.endswith("_add") and item.fused_us < item.separate_us
+    assert {candidate.name for candidate in backend._candidates(region.kind)} == {
+        "pair_streamed_float16_sm90_128x128x128", "pair_streamed_float16_sm90_128x64x256",
+    }  # fmt: skip
 
 
 def test_what_gains_nothing_stays_apart() -> None:

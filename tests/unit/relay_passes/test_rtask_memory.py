@@ -7,14 +7,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from tvm_ext.relay_passes.rtask_memory import (
-    ALIGNMENT,
-    _Lives,
-    _SingleLives,
-    in_order_of_data,
-    place_values,
-    spans_of,
-)
+from tvm_ext.relay_passes.rtask_memory import ALIGNMENT, _Lives, _SingleLives, in_order_of_data, place_values, spans_of
 
 
 def ancestors(predecessors: list[list[int]]) -> list[set[int]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,15 @@ from tvm import relax, topi
 
 from tests.support import opencl_cpu
 from tests.unit.kernels import from_te, legalised, relative_error
-from tvm_ext._tvm import structural_equal, te
+from tvm_ext._tvm import structural_equal, te, tirx
 from tvm_ext.analysis.computations import read_operator
+from tvm_ext.analysis.launches import refuse_too_much_memory
 from tvm_ext.analysis.predicates import is_thread_bound
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, TargetError
+from tvm_ext.ir.build_ir import index, load, sequence, store
+from tvm_ext.ir.simt_ir import launch
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
@@ -25,6 +30,7 @@ from tvm_ext.tir_passes import construct_kernels as gpu
 from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from tvm_ext.tir_passes.plan.plan_kernels import RowGroup, TileGroup
 from tvm_ext.verify.threads_as_loops import run_threads_as_loops
+from tvm_ext.verify.verification import verify
 
 A100 = device_db.lookup("nvidia-a100")
 
@@ -255,6 +261,36 @@ def test_the_same_tile_without_pipelines_is_taken_where_the_compiler_refuses_the
     assert choice.program == program
     assert choice.pipeline is None
     assert "not taken: kernel k spills 16 bytes" in choice.reason
+
+
+def test_a_smaller_step_in_a_loop_shares_memory_where_its_own_would_not_fit() -> None:
+    """Steps of 3 rows of 5 in a loop over channels: tiles of 35 KiB were there twice, and LLVM ended the process."""
+    device = device_db.lookup("amd-mi210")
+    func = legalised(lambda x, w: relax.op.nn.conv2d(x, w, padding=2), (1, 64, 27, 27), (192, 64, 5, 5))
+    kernel, choice = kernel_of(func, device)
+    assert choice.program is not None and choice.program.tile("L1").sizes["ry"] == 3
+    (launch,) = choice.gpu
+    assert launch.shared_bytes <= 65536
+    result = verify(kernel, device, blocks=(0, 95))
+    assert result.ok, str(result)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_kernels_with_more_shared_memory_than_a_block_may_have_are_refused(at_once: bool) -> None:
+    """Three buffers of 24,000 bytes; those that are used one after another share a place, and 48 KiB do."""
+    y = tirx.decl_buffer([index(128)], "float32", "y")
+    barrier = tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))
+
+    def body(_block: Any, thread: Any) -> Any:
+        tiles = [tirx.decl_buffer([index(6000)], "float32", f"tile{i}", scope="shared") for i in range(3)]
+        filled = [store(tile, tirx.const(1.0, "float32"), [thread * 47]) for tile in tiles]
+        added = [store(y, load(y, [thread]) + load(tile, [(127 - thread) * 47]), [thread]) for tile in tiles]
+        steps = [filled, [barrier], added] if at_once else zip(filled, [barrier] * 3, added, strict=True)
+        return sequence(*(tirx.AllocBuffer(tile, {}) for tile in tiles), *itertools.chain(*steps))
+
+    func = tirx.PrimFunc([y], launch(1, 128, body)).with_attrs({"global_symbol": "main", "s_tir": True})
+    with pytest.raises(IllegalRewrite, match="shared memory") if at_once else nullcontext():
+        refuse_too_much_memory(func, A100)
 
 
 def test_stock_tvm_follows_where_the_compiler_refuses_all() -> None:

@@ -209,7 +209,7 @@ def test_constructed_kernels_compute_the_same_in_pieces(name: str) -> None:
     build, *shapes = KERNELS[name]
     device = replace(cpu(), launch_overhead_us=0.001)  # divided even where it is small
     func = scan(*shapes) if build is None else legalised(build, *shapes)
-    kernel = construct_kernel(func, name, device, BuildOptions.default())
+    kernel = construct_kernel(func, name, device, BuildOptions())
     if name == "fallback":
         kernel, _ = schedule_fallback(func)  # it has blocks
     (plan,), mod = split(kernel)

@@ -372,9 +372,7 @@ def test_a_template_that_the_compiler_refuses_gives_way_to_the_next(on_cpu: Path
         patch.setattr(
             cutlass_toolchain,
             "compile_gemm",
-            lambda source, *rest, **settings: refuse_some(
-                f"// {names[sources.index(source)]}\n{source}", *rest, **settings
-            ),
+            lambda source, *rest, **more: refuse_some(f"// {names[sources.index(source)]}\n{source}", *rest, **more),
         )
         refused: set[str] | None = {names[0], names[1]}
         kernels, _ = CutlassBackend(lookup("nvidia-a100"), KernelCache(None)).kernels({"region": region})

@@ -206,10 +206,7 @@ def test_the_launch_of_a_region_has_its_numbers(on_cpu: Path) -> None:
     assert FakePrograms().prepare({}) == {}
 
 
-PAIRS = {
-    "products": lambda: layers((48, 24), (32, 24), (16, 32)),
-    "a convolution": lambda: convolved_layers(),
-}
+PAIRS = {"products": lambda: layers((48, 24), (32, 24), (16, 32)), "a convolution": lambda: convolved_layers()}
 
 
 def layers(x: tuple[int, ...], w: tuple[int, ...], v: tuple[int, ...]) -> Any:

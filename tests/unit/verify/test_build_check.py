@@ -24,7 +24,7 @@ from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import InputError, VerificationError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import operator_pipeline, plan_build
-from tvm_ext.tir_passes.construct_kernels import ConstructKernels
+from tvm_ext.tir_passes.construct_kernels import ConstructKernels, construct_kernel
 from tvm_ext.tir_passes.emit.schedule_stock_gpu import schedule_gpu_fallback
 from tvm_ext.verify import build_check
 from tvm_ext.verify.build_check import KernelCheck, check_kernel, check_module, refuse_wrong
@@ -172,6 +172,29 @@ def test_an_operator_of_empty_tensors_launches_nothing() -> None:
     assert (check.launches, check.blocks_run, check.problem) == (0, 0, "")
 
 
+def masked_scores(divisor: float) -> Any:
+    """``q k / divisor + (1 - mask) * -65504`` in halves, as BERT's attention has it."""
+
+    def build(q: Any, k: Any, mask: Any) -> Any:
+        one, lowest, by = (relax.const(np.float16(value)) for value in (1, -65504, divisor))
+        hidden = relax.op.multiply(relax.op.subtract(one, mask), lowest)
+        return relax.op.add(relax.op.divide(relax.op.matmul(q, k), by), hidden)
+
+    return legalised(build, (2, 32, 32), (2, 32, 64), (1, 64), dtype="float16")
+
+
+@pytest.mark.parametrize("name", ["nvidia-a100", "amd-mi300x"])
+def test_masks_in_halves_neither_overflow_nor_hide_a_wrong_product(name: str) -> None:
+    """Of a random mask, 3 becomes 131008: infinite for the kernel, and no scale for scores of about 4."""
+    device, target = device_for_target(name)
+    with target:
+        kernel = construct_kernel(masked_scores(8.0), "main", device, BuildOptions())
+        right = check_kernel("scores", kernel, masked_scores(8.0), device, target)
+        wrong = check_kernel("scores", kernel, masked_scores(8.5), device, target)
+    assert right.problem == "" and right.error is not None and right.error < 1e-3
+    assert "its values are off by 0.06" in wrong.problem
+
+
 def test_parts_are_named() -> None:
     """Of a large kernel some blocks are run, and the record says so."""
     plan = plan_build(A100, BuildOptions())
@@ -223,15 +246,17 @@ def test_what_a_clip_leaves_of_large_sums_is_looked_at_twice(
     """Off by little: again on inputs an eighth as large, bounds as they were. Off by more: wrong at once."""
     given, errors = [], [first, second]
     arrays = {"x": np.ones((2, 3), "f4"), "bound": np.float32(0.5).reshape(()), "index": np.ones(4, "i4")}
+    arrays["mask"] = np.ones(4, "f4")
 
     class Reference:
-        types = frozenset({"float32"})
-
         def __call__(self, arrays: Any) -> None:
             given.append(arrays)
 
-    def found(_expected: Any, _result: Any, *, types: Any) -> list[OutputError]:
-        assert types == Reference.types
+        def masks(self) -> dict[str, Any]:
+            return {"mask": arrays["mask"]}
+
+    def found(_expected: Any, _result: Any, *, reference: Any) -> list[OutputError]:
+        assert isinstance(reference, Reference)
         return [OutputError(name="y", error=errors.pop(0), tolerance=1e-4)]
 
     monkeypatch.setattr(build_check, "errors_of", found)
@@ -241,7 +266,7 @@ def test_what_a_clip_leaves_of_large_sums_is_looked_at_twice(
     done = build_check._errors(anything, anything, anything, arrays, anything, anything)
     assert (all(item.ok for item in done), len(given)) == (right, looks)
     assert [item["x"].max() for item in given] == [1.0, 0.125][:looks]
-    assert all(item["bound"] == 0.5 and item["index"].max() == 1 for item in given)
+    assert all(item["bound"] == 0.5 and item["index"].max() == item["mask"].max() == 1 for item in given)
 
 
 def test_integers_that_divide_are_not_zero() -> None:

@@ -21,7 +21,8 @@ from tvm_ext.ir.simt_ir import launch
 from tvm_ext.options import BuildOptions
 from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.verify import verify
-from tvm_ext.verify.verification import cpu_reference, random_array, to_json
+from tvm_ext.verify.cpu_reference import cpu_reference
+from tvm_ext.verify.verification import random_array, to_json
 
 
 def scaled(factor: float = 2.0) -> Any:

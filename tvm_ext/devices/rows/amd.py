@@ -79,7 +79,7 @@ MI50 = _amd(
 
 
 def _cdna_facts() -> tuple[Fact, ...]:
-    """What CDNA 2 and 3 share. Matrix cores multiply bytes too, by instructions that no emitter here writes."""
+    """What CDNA 2 and 3 share."""
     return (
         fact("matrix_register_limit", 164, "32-bit registers per thread", f"as the A100's: {MATRIX_BUDGET}"),
         fact("max_threads_per_unit", 2048, "threads", f"{LLVM_AMD}: gfx90a, 4 SIMDs x 8 waves x 64"),
@@ -88,6 +88,9 @@ def _cdna_facts() -> tuple[Fact, ...]:
         fact("register_granule", 512, "32-bit registers of a wavefront", f"{LLVM_AMD}: gfx90a, by 8, x 64 lanes"),
         fact("layers.L2.transaction_bytes", 64, "bytes", "as the MI50's; a line of L2 has 128 bytes, two sectors"),
         fact("tensor_core_shape", "16x16x16", "m x n x k", f"{CDNA_ISA}: v_mfma_f32_16x16x16_f16, _bf16"),
+        fact(
+            "tensor_core_shape", "32x32x8", "m x n x k", f"{CDNA_ISA}: v_mfma_f32_32x32x8, at the same rate", used=False
+        ),
     )
 
 
@@ -104,7 +107,8 @@ MI210 = _amd(
         fact("layers.L2.bandwidth_gb_per_s", 1638.4, "GB/s", f"{MI210_SHEET}, theoretical"),
         fact("layers.L2.cache_bytes", 8 * 1024 * 1024, "bytes", CDNA2_PAPER),
         fact("layers.L2.cache_bandwidth_gb_per_s", 6963.2, "GB/s", f"32 channels x 128 bytes x 1.7 GHz; {CDNA2_PAPER}"),
-        *peaks(MI210_SHEET, float32=22600.0, float64=22600.0, float16_tensor=181000.0, bfloat16_tensor=181000.0),
+        *peaks(MI210_SHEET, float32=22600.0, float64=22600.0),
+        *peaks(MI210_SHEET, float16_tensor=181000.0, bfloat16_tensor=181000.0, int8_tensor=181000.0),
         fact("peak_gflops.float16", 45200.0, "GFLOP/s", f"twice float32 (packed halves); {CDNA_ISA}"),
     ),
 )
@@ -127,7 +131,8 @@ MI300X = _amd(
         fact("peak_gflops.float32", 81700.0, "GFLOP/s", "arithmetic: 304 x 64 x 2 x 2.1 GHz"),
         fact("peak_gflops.float32", 163400.0, "GFLOP/s", f"{MI300_SHEET}: packed pairs", used=False),
         fact("peak_gflops.float16", 163400.0, "GFLOP/s", f"twice float32 (packed halves); {CDNA_ISA}"),
-        *peaks(MI300_SHEET, float64=81700.0, float16_tensor=1307400.0, bfloat16_tensor=1307400.0),
+        *peaks(MI300_SHEET, float64=81700.0),
+        *peaks(MI300_SHEET, float16_tensor=1307400.0, bfloat16_tensor=1307400.0, int8_tensor=2614900.0),
     ),
 )
 

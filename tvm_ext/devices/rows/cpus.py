@@ -174,12 +174,7 @@ def cpu_facts(isa: Isa, shape: CpuShape) -> tuple[Fact, ...]:
         fact("teus_per_unit", 1, "count", "a core's FMA pipes act as one TEU"),
         fact("teu_lanes", isa.register_bytes // 4, "float32 lanes", f"{isa.name} register width / 4 bytes"),
         fact("clock_ghz", shape.clock_ghz, "GHz", shape.clock_source),
-        fact(
-            "register_limit",
-            isa.register_count,
-            "count",
-            f"{isa.name}: {isa.register_name} {isa.register_note}",
-        ),
+        fact("register_limit", isa.register_count, "count", f"{isa.name}: {isa.register_name} {isa.register_note}"),
         fact("register_bytes", isa.register_bytes, "bytes", f"{isa.name} architecture"),
         fact("fma_pipes", isa.fma_pipes, "per cycle", isa.source),
         fact("fma_latency_cycles", isa.fma_latency_cycles, "cycles", f"{isa.latency_source}; {isa.source}"),

@@ -18,14 +18,7 @@ WIDE: Code = {"mcpu": "x86-64-v4", "mattr": ("-prefer-256-bit",)}
 NARROW: Code = {"mcpu": "x86-64-v3"}
 
 
-def _recorded(
-    name: str,
-    what: str,
-    isa: Isa,
-    code: Code,
-    shape: CpuShape,
-    measurement: CpuMeasurement,
-) -> DeviceSpec:
+def _recorded(name: str, what: str, isa: Isa, code: Code, shape: CpuShape, measurement: CpuMeasurement) -> DeviceSpec:
     spec = cpu_spec(name, f"{what}, as measured once", isa, shape, llvm_target(code))
     return _without_echoes(with_measurement(spec, measurement, f"on {what}"))
 

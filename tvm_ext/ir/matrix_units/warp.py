@@ -224,7 +224,9 @@ def multiplier(
     split: TileSplit, dtype: str, accumulator: str, device: DeviceSpec, suffix: str = ""
 ) -> MmaSync | Wmma | Mfma:
     """What the warps of ``device`` multiply by; names of fragments end in ``suffix``."""
-    kind = Mfma if uses_mfma(device) else Wmma if uses_wmma(device) else MmaSync
+    if uses_mfma(device):
+        return Mfma(split, dtype, accumulator, device, suffix)
+    kind = Wmma if uses_wmma(device) else MmaSync
     return kind(split, dtype, accumulator, suffix)
 
 

@@ -32,7 +32,7 @@ from tvm_ext.ir.build_ir import (
 from tvm_ext.ir.simt_ir import gpu_buffer
 from tvm_ext.ir.stores import consumed, is_lane_by_lane, store_element, store_lanes
 
-from .mfma import LANE_ELEMENTS, Mfma
+from .mfma import Mfma
 from .operand import Digits, digits_of, vector_of, within
 from .warp import MMA_COLUMNS, MmaSync, Wmma
 from .warp_place import WarpPlace
@@ -257,16 +257,15 @@ def shuffle_xor(value: Expr, mask: int) -> Expr:
 
 
 def _write_mfma(mma: Mfma, corner: TileCorner, place: WarpPlace, to: Destination) -> Stmt:
-    """Store the accumulators of mfma: 16 lanes store 16 neighbours of a row, 64 bytes of float32."""
-    down, across = tirx.floordiv(place.lane, index(FRAGMENT)), tirx.floormod(place.lane, index(FRAGMENT))
+    """Store the accumulators of mfma: 16 or 32 lanes store neighbours of a row, 64 or 128 bytes of float32."""
 
     def piece(at: tuple[Expr, ...]) -> Stmt:
         i, j, e = at
-        row = corner.row + i * index(FRAGMENT) + down * index(LANE_ELEMENTS) + e
-        column = corner.column + j * index(FRAGMENT) + across
+        down, across = mma.place(place.lane, e)
+        row, column = corner.row + i * index(mma.side) + down, corner.column + j * index(mma.side) + across
         return to.store_piece(corner.batch, row, column, 1, lambda _: load(mma.accumulators, [i, j, e]))
 
-    return nest((mma.rows, mma.columns, LANE_ELEMENTS), UNROLLED, ("i", "j", "e"), piece)
+    return nest(mma.shape, UNROLLED, ("i", "j", "e"), piece)
 
 
 # ---- wmma -----------------------------------------------------------------------------------------------------------

@@ -74,23 +74,14 @@ def convert_kernel(
 ) -> ConvertedKernel:
     """The rKernel of function ``name`` of ``source``, which a launch gives ``grid`` blocks of ``block`` threads.
 
-    Parameters
-    ----------
-    dynamic_shared_bytes
-        What a launch would ask for ``extern __shared__`` arrays.
-    shared_bytes
-        All of its shared memory, where the sizes of static variables are nothing that can be read from the source; the
-        compiler checks it.
-    whole_warps_return
-        The caller's word that threads which return early do so by whole warps (asked for where a warp's threads
-        exchange values).
-    reads
-        Pointer parameters through which the kernel only reads, whatever their declaration says.
+    * ``dynamic_shared_bytes``: what a launch would ask for ``extern __shared__`` arrays.
+    * ``shared_bytes``: all of its shared memory, where the sizes of static variables are nothing that can be read from
+      the source; the compiler checks it.
+    * ``whole_warps_return``: the caller's word that threads which return early do so by whole warps (asked for where a
+      warp's threads exchange values).
+    * ``reads``: pointer parameters through which the kernel only reads, whatever their declaration says.
 
-    Raises
-    ------
-    InputError
-        for what the source lacks, and for what has no meaning inside a persistent kernel.
+    Raises InputError for what the source lacks, and for what has no meaning inside a persistent kernel.
     """
     threads = prod(block)
     if min(*grid, *block) < 1 or threads > 1024:

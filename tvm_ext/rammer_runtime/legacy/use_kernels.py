@@ -58,22 +58,15 @@ _C_TYPES = {
 class LegacyKernel:
     """A ``__global__`` function of CUDA text, and the one launch by which it computes an operator.
 
-    Parameters
-    ----------
-    source, function
-        The text, and the function's name in it.
-    grid, block
-        Blocks of the launch, and threads of a block: (x, y, z).
-    shapes
-        Of the operator's tensors that it was written for, inputs first, then outputs: what `relay.operators` shows.
-    order
-        The operator's tensor that each pointer parameter takes, by number; None: in the operator's order.
-    numbers
-        The value of each parameter that is no pointer, by name.
-    dynamic_shared_bytes, shared_bytes, whole_warps_return
-        As of `convert.convert_kernel`.
-    time_us
-        What a launch takes by your measurement, for the simulator; None: as long as it takes to move its tensors once.
+    * ``source``, ``function``: the text, and the function's name in it.
+    * ``grid``, ``block``: blocks of the launch, and threads of a block: (x, y, z).
+    * ``shapes``: of the operator's tensors that it was written for, inputs first, then outputs: what `relay.operators`
+      shows.
+    * ``order``: the operator's tensor that each pointer parameter takes, by number; None: in the operator's order.
+    * ``numbers``: the value of each parameter that is no pointer, by name.
+    * ``dynamic_shared_bytes``, ``shared_bytes``, ``whole_warps_return``: as of `convert.convert_kernel`.
+    * ``time_us``: what a launch takes by your measurement, for the simulator; None: as long as it takes to move its
+      tensors once.
     """
 
     source: str

@@ -61,12 +61,8 @@ class BlockChannels:
     Parameters and results of functions keep their layout. Weights must be constants (`BindParams` comes first) and
     shapes static; everything else is left as it is. The decision is left in module attribute ``tvm_ext.layout``.
 
-    Parameters
-    ----------
-    device
-        The CPU whose register width is the block.
-    layout
-        ``"auto"``: where the gain pays the transforms; ``"NCHWc"``: wherever an operator has a blocked form.
+    ``device``: the CPU whose register width is the block. ``layout``: ``"auto"``: where the gain pays the transforms;
+    ``"NCHWc"``: wherever an operator has a blocked form.
     """
 
     def __init__(self, device: DeviceSpec, layout: Literal["auto", "NCHWc"] = "auto") -> None:

@@ -1,4 +1,4 @@
-"""Channels-last layouts for half-precision convolutions on GPUs with matrix units.
+"""Channels-last layouts for convolutions of halves and bytes on GPUs with matrix units.
 
 A matrix instruction takes runs of the reduction axis, a convolution's channels: with NHWC activations and OHWI weights
 they are neighbours in memory, and a threadblock copies 16 bytes at a time to shared memory; with NCHW it gathers single
@@ -23,7 +23,6 @@ from tvm_ext._tvm import (
     Node,
     PassContext,
     Sequential,
-    Var,
     copy_module,
     expr_mutator,
     module_pass,
@@ -127,10 +126,8 @@ class SinkTransposes(CallRewriter):
 
     def _transpose(self, operand: Expr) -> Call | None:
         """The transpose that a value is bound to, its axes given."""
-        bound = self.lookup_binding(operand) if isinstance(operand, Var) else None
-        if bound is None or not is_call_of(bound, TRANSPOSE):
-            return None
-        return bound if bound.attrs.axes is not None else None
+        bound = self.bound(operand)
+        return bound if is_call_of(bound, TRANSPOSE) and bound.attrs.axes is not None else None
 
     def _joined(self, call: Call) -> Expr:
         inner = self._transpose(call.args[0])
@@ -214,19 +211,14 @@ TRANSPOSES_PER_CONVOLUTION = 0.5
 
 @module_pass(opt_level=0, name="tvm_ext.ChannelsLast")
 class ChannelsLast:
-    """Rewrite half-precision convolutions, and what is between them, from NCHW to NHWC where that pays.
+    """Rewrite convolutions of halves and bytes, and what is between them, from NCHW to NHWC where that pays.
 
     Parameters and results of functions keep their layout. What was decided is left in module attribute
     ``tvm_ext.layout``. Grouped convolutions stay: our kernels for matrix units do not serve them.
 
-    Parameters
-    ----------
-    device
-        The GPU; without matrix units for a convolution's type it stays as it is.
-    always
-        Convert whatever the number of transposes.
-    grouped
-        Grouped convolutions too, depthwise ones among them: CUTLASS's templates for them read NHWC alone.
+    * ``device``: the GPU; without matrix units for a convolution's type it stays as it is.
+    * ``always``: convert whatever the number of transposes.
+    * ``grouped``: grouped convolutions too, depthwise ones among them: CUTLASS's templates for them read NHWC alone.
     """
 
     def __init__(self, device: DeviceSpec, *, always: bool = False, grouped: bool = False) -> None:
@@ -249,7 +241,8 @@ class ChannelsLast:
         return self._noted(converted, len(convolutions), added, len(convolutions), reason)
 
     def _converted(self, mod: IRModule) -> IRModule:
-        if not self.grouped:
+        bytes_read = any(dtype_of(call.args[0]) == "int8" for call in _calls(mod, CONVOLUTION))
+        if not self.grouped and not bytes_read:  # whose results are clipped
             return relax.transform.ConvertLayout({}, self._layouts)(mod)
         converted = relax.transform.ConvertLayout({}, self._layouts)(SpellForLayouts(mod).run())
         # Stock's rule moves the data of grouped convolutions, and leaves their filters as they are.
@@ -279,7 +272,7 @@ class ChannelsLast:
         layouts = (str(attrs.data_layout), str(attrs.kernel_layout))
         has_units = self.device.peak_gflops_of(f"{dtype}_tensor") is not None
         grouped = int(attrs.groups) > 1 and not self.grouped
-        return dtype in ("float16", "bfloat16") and has_units and not grouped and layouts == ("NCHW", "OIHW")
+        return dtype in ("float16", "bfloat16", "int8") and has_units and not grouped and layouts == ("NCHW", "OIHW")
 
 
 def _calls(mod: IRModule, operator: str) -> list[Call]:

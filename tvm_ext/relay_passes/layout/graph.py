@@ -50,11 +50,7 @@ POOLS = frozenset(("relax.nn.max_pool2d", "relax.nn.avg_pool2d"))
 ADAPTIVE_POOL = "relax.nn.adaptive_avg_pool2d"
 NUMBERS = ("float32", "bfloat16", "int32", "uint8", "int8")
 """Types of tensors that may be blocked: floats, and those of quantised operators."""
-CONVOLVED = (
-    ("float32", "float32", "float32"),
-    ("bfloat16", "bfloat16", "float32"),
-    ("uint8", "int8", "int32"),
-)
+CONVOLVED = (("float32", "float32", "float32"), ("bfloat16", "bfloat16", "float32"), ("uint8", "int8", "int32"))
 """Types of a convolution's data, weights and result."""
 REDUCTIONS = frozenset(f"relax.{name}" for name in ("mean", "sum", "max", "min"))
 

@@ -44,10 +44,7 @@ def bind_inputs(
     A named dimension takes its value everywhere it occurs. The first dimension (the batch) may differ from what the
     file declares; every other declared extent must be met.
 
-    Raises
-    ------
-    InputError
-        An unknown input (with the nearest name), a wrong rank, extent or element type.
+    Raises InputError for an unknown input (with the nearest name), a wrong rank, extent or element type.
     """
     graph = replace(graph, inputs=tuple(_unwrap_optional(value) for value in graph.inputs))
     graph = _bind_constants(graph, constants or {})

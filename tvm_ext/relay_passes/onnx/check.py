@@ -31,10 +31,7 @@ def shown(names: Sequence[str]) -> str:
 def check_names(graph: OnnxGraph) -> None:
     """Every tensor is defined exactly once, and what is read or returned is defined.
 
-    Raises
-    ------
-    ModelError
-        Naming the tensor and the node.
+    Raises ModelError naming the tensor and the node.
     """
     defined = {"": "an empty name", **dict.fromkeys(graph.constants, "an initializer")}
     for name in graph.input_names:
@@ -60,10 +57,7 @@ def check_names(graph: OnnxGraph) -> None:
 def sort_nodes(graph: OnnxGraph) -> OnnxGraph:
     """`graph` in topological order, otherwise in the order given.
 
-    Raises
-    ------
-    ModelError
-        The nodes form a cycle; its nodes are named in order.
+    Raises ModelError where the nodes form a cycle; its nodes are named in order.
     """
     producer = {name: index for index, node in enumerate(graph.nodes) for name in node.output if name}
     needs = [sorted({producer[name] for name in read_names(node) if name in producer}) for node in graph.nodes]
@@ -97,10 +91,7 @@ def _cycle_error(graph: OnnxGraph, path: list[int], entry: int) -> ModelError:
 def check_structure(graph: OnnxGraph) -> None:
     """ONNX's own checker on the graph without its weights: attributes, arities, types, operator versions.
 
-    Raises
-    ------
-    ModelError
-        With the checker's words.
+    Raises ModelError with the checker's words.
     """
     for value in (*graph.inputs, *graph.outputs):
         code = value.type.tensor_type.elem_type

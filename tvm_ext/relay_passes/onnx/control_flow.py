@@ -15,17 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tvm_ext._tvm import (
-    BlockBuilder,
-    Call,
-    Constant,
-    Expr,
-    GlobalVar,
-    IRModule,
-    RelaxFunction,
-    Var,
-    relax,
-)
+from tvm_ext._tvm import BlockBuilder, Call, Constant, Expr, GlobalVar, IRModule, RelaxFunction, Var, relax
 from tvm_ext.errors import ModelError
 from tvm_ext.support.tensors import array_over
 
@@ -359,13 +349,7 @@ class ControlFlow:
         )
 
     def _function(
-        self,
-        name: str,
-        types: Sequence[Any],
-        reads: Mapping[str, Any],
-        body: _MakeBody,
-        *,
-        dataflow: bool = True,
+        self, name: str, types: Sequence[Any], reads: Mapping[str, Any], body: _MakeBody, *, dataflow: bool = True
     ) -> GlobalVar:
         """A function of values of ``types``, then of ``reads``, that gives what ``body`` makes of them."""
         state = [Var(f"state_{place}", kind) for place, kind in enumerate(types)]

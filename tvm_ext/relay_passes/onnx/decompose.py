@@ -36,10 +36,7 @@ _NARROW_TYPES = frozenset(TensorProto.DataType.Value(name) for name in _NARROW_N
 def expand_contributed(graph: OnnxGraph) -> OnnxGraph:
     """`graph` with operators of com.microsoft and ai.onnx.ml that have a rule written in ONNX's own.
 
-    Raises
-    ------
-    ModelError
-        A node is refused by its rule.
+    Raises ModelError where a node is refused by its rule.
     """
     names = {node.op_type for node in graph.nodes if _is_contributed(node)}
     for now in (names - {"MatMulNBits"}, names & {"MatMulNBits"}):  # whose rule asks how many rows there are
@@ -64,10 +61,7 @@ def _is_contributed(node: onnx.NodeProto) -> bool:
 def decompose_operators(graph: OnnxGraph) -> OnnxGraph:
     """`graph`, checked, with every node replaced for which a rule has something to say, and constants folded.
 
-    Raises
-    ------
-    ModelError
-        A node is refused by a check or a rule.
+    Raises ModelError where a node is refused by a check or a rule.
     """
     for _ in range(_MAX_ROUNDS):
         rewritten = _apply_rules(graph)
@@ -162,10 +156,7 @@ def context_of(graph: OnnxGraph) -> Context:
 def refuse_training(graph: OnnxGraph) -> None:
     """The stock importer would normalize with the running statistics, silently.
 
-    Raises
-    ------
-    ModelError
-        A BatchNormalization runs in training mode, or its updated statistics are read.
+    Raises ModelError where a BatchNormalization runs in training mode, or its updated statistics are read.
     """
     uses = count_uses(graph)
     for node in graph.nodes:

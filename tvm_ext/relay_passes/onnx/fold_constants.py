@@ -58,10 +58,7 @@ def fold_constants(graph: OnnxGraph) -> OnnxGraph:
 
     Folding a shape can make further shapes static: Shape -> Gather -> Concat -> Reshape -> Shape is two rounds.
 
-    Raises
-    ------
-    ModelError
-        A tensor passes the limits of the graph.
+    Raises ModelError where a tensor passes the limits of the graph.
     """
     budget = _Budget.of(graph)
     while True:

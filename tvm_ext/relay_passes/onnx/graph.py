@@ -20,7 +20,7 @@ from tvm_ext.support.arrays import Array
 
 from .import_limits import ImportLimits
 
-_Message = TypeVar("_Message", onnx.NodeProto, onnx.ValueInfoProto)
+_Message = TypeVar("_Message", onnx.ModelProto, onnx.NodeProto, onnx.TensorProto, onnx.ValueInfoProto)
 
 # The ONNX domain of the standard operators has two spellings.
 STANDARD_DOMAINS = ("", "ai.onnx")
@@ -32,20 +32,13 @@ _INFERENCE_ELEMENTS = 1024
 class OnnxGraph:
     """One ONNX main graph.
 
-    Attributes
-    ----------
-    nodes
-        In topological order once `sort_nodes` has run. Nodes are shared between graphs: replace, never edit.
-    inputs
-        What the caller gives at run time; constants are never among them.
-    outputs
-        In the model's order; only names and element types, since binding an input makes declared shapes stale.
-    constants
-        Name to value: initializers and everything folded since.
-    opsets
-        Domain to operator set version.
-    limits
-        How large what the import makes of it may become.
+    * ``nodes``: in topological order once `sort_nodes` has run. Nodes are shared between graphs: replace, never edit.
+    * ``inputs``: what the caller gives at run time; constants are never among them.
+    * ``outputs``: in the model's order; only names and element types, since binding an input makes declared shapes
+      stale.
+    * ``constants``: name to value: initializers and everything folded since.
+    * ``opsets``: domain to operator set version.
+    * ``limits``: how large what the import makes of it may become.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -208,8 +201,7 @@ def rename_tensors(graph: OnnxGraph, new_names: Mapping[str, str]) -> OnnxGraph:
 def _rename_value(value: onnx.ValueInfoProto, new_names: Mapping[str, str]) -> onnx.ValueInfoProto:
     if value.name not in new_names:
         return value
-    renamed = onnx.ValueInfoProto()
-    renamed.CopyFrom(value)
+    renamed = copied(value)
     renamed.name = new_names[value.name]
     return renamed
 
@@ -217,8 +209,7 @@ def _rename_value(value: onnx.ValueInfoProto, new_names: Mapping[str, str]) -> o
 def _rename_in_node(node: onnx.NodeProto, new_names: Mapping[str, str]) -> onnx.NodeProto:
     if not read_names(node).intersection(new_names):
         return node
-    renamed = onnx.NodeProto()
-    renamed.CopyFrom(node)
+    renamed = copied(node)
     _rename_inputs(renamed, new_names)
     return renamed
 
@@ -236,10 +227,8 @@ def _rename_inputs(node: onnx.NodeProto, new_names: Mapping[str, str]) -> None:
 def graph_from_model(model: onnx.ModelProto, limits: ImportLimits | None = None) -> OnnxGraph:
     """Takes the constants out of `model`; initializers which an old file (IR < 4) also lists as inputs are no inputs.
 
-    Raises
-    ------
-    ModelError
-        A tensor's bytes do not fit its shape and type, a name is defined twice, or an initializer is sparse.
+    Raises ModelError where a tensor's bytes do not fit its shape and type, a name is defined twice, or an initializer
+    is sparse.
     """
     body = model.graph
     if body.sparse_initializer:
@@ -251,8 +240,8 @@ def graph_from_model(model: onnx.ModelProto, limits: ImportLimits | None = None)
             raise ModelError(f"initializer '{tensor.name}' is defined twice", "export the model again")
         constants[tensor.name] = array_from_tensor(tensor)
     return OnnxGraph(
-        nodes=tuple(_copied(node) for node in body.node),
-        inputs=tuple(_copied(value) for value in body.input if value.name not in constants),
+        nodes=tuple(copied(node) for node in body.node),
+        inputs=tuple(copied(value) for value in body.input if value.name not in constants),
         outputs=tuple(_without_shape(value) for value in body.output),
         constants=constants,
         opsets={opset.domain: opset.version for opset in model.opset_import},
@@ -263,10 +252,7 @@ def graph_from_model(model: onnx.ModelProto, limits: ImportLimits | None = None)
 def array_from_tensor(tensor: onnx.TensorProto) -> Array:
     """The value of `tensor`.
 
-    Raises
-    ------
-    ModelError
-        Its data do not fit its shape and element type.
+    Raises ModelError where its data do not fit its shape and element type.
     """
     try:
         return np.asarray(numpy_helper.to_array(tensor))
@@ -278,7 +264,7 @@ def array_from_tensor(tensor: onnx.TensorProto) -> Array:
         ) from error
 
 
-def _copied(message: _Message) -> _Message:
+def copied(message: _Message) -> _Message:
     """A message of its own: a part of another one keeps all of that in memory, a model's weights too."""
     copy = type(message)()
     copy.CopyFrom(message)
@@ -287,7 +273,7 @@ def _copied(message: _Message) -> _Message:
 
 def _without_shape(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     if not value.type.HasField("tensor_type"):
-        return _copied(value)
+        return copied(value)
     return helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, None)
 
 
@@ -321,8 +307,7 @@ def small_model(graph: OnnxGraph) -> onnx.ModelProto:
 
 def with_some_shape(model: onnx.ModelProto, *, also_inputs: bool) -> onnx.ModelProto:
     """A copy of `model` whose outputs of open rank declare rank 0: ONNX's checker compares no shapes, but wants one."""
-    declared = onnx.ModelProto()
-    declared.CopyFrom(model)
+    declared = copied(model)
     for value in (*declared.graph.output, *(declared.graph.input if also_inputs else ())):
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()

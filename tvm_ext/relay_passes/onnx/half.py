@@ -12,6 +12,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from .graph import copied
+
 _DTYPE = ("Bernoulli", "EyeLike", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 """Operators whose attribute ``dtype`` is the type of what they make, float32 where some of them leave it out."""
 
@@ -22,8 +24,7 @@ def to_half(model: onnx.ModelProto) -> onnx.ModelProto:
     So do the bodies of its loops and conditions, and its functions. Values beyond float16's range become its largest:
     attention masks of -3.4e38 must not become infinite, for the difference of two infinities is not a number.
     """
-    half = onnx.ModelProto()
-    half.CopyFrom(model)
+    half = copied(model)
     version = max((item.version for item in half.opset_import if item.domain in ("", "ai.onnx")), default=1)
     _convert_graph(half.graph, version, {})
     for function in half.functions:
@@ -36,7 +37,7 @@ Constants = dict[str, TensorProto]
 
 
 def _convert_graph(graph: onnx.GraphProto, version: int, outside: Constants) -> None:
-    known = outside | {item.name: _copy(item) for item in graph.initializer if item.data_type == TensorProto.FLOAT}
+    known = outside | {item.name: copied(item) for item in graph.initializer if item.data_type == TensorProto.FLOAT}
     for tensor in graph.initializer:
         tensor.CopyFrom(_half_tensor(tensor))
     for value in (*graph.input, *graph.output):
@@ -63,7 +64,7 @@ def _convert_nodes(nodes: MutableSequence[onnx.NodeProto], version: int, known: 
         else:
             _convert_attributes(node, version, known)
             done += _with_wide_ends(node, version, known)
-    kept = [_copy(node) for node in done]
+    kept = [copied(node) for node in done]
     del nodes[:]
     nodes.extend(kept)
 
@@ -72,7 +73,8 @@ def _float_constant(node: onnx.NodeProto) -> TensorProto | None:
     """The value of a Constant of float32, in whichever of its attributes it is."""
     (attribute,) = node.attribute
     if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
-        return _copy(attribute.t)
+        value: TensorProto = copied(attribute.t)
+        return value
     if attribute.name in ("value_float", "value_floats"):
         numbers = attribute.f if attribute.name == "value_float" else list(attribute.floats)
         return numpy_helper.from_array(np.array(numbers, np.float32))
@@ -140,12 +142,6 @@ def _is_wide(kinds: set[str], floats: bool) -> bool:
     if "tensor(float)" not in kinds or "tensor(float16)" in kinds:
         return False
     return floats or not any("int" in kind for kind in kinds)
-
-
-def _copy(message: onnx.TensorProto) -> onnx.TensorProto:
-    made = type(message)()
-    made.CopyFrom(message)
-    return made
 
 
 def _half_tensor(tensor: onnx.TensorProto) -> onnx.TensorProto:

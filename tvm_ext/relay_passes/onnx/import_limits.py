@@ -14,34 +14,20 @@ _MOST = 2**62  # a choice: twice it still fits a signed integer of 64 bits
 class ImportLimits:
     """Limits of one import; what passes one is a ModelError that names the node, the limit and how to raise it.
 
-    Parameters
-    ----------
-    tensor_elements
-        Elements of any tensor of the model, and any extent.
-    constant_elements
-        Elements of a constant that the import makes itself: filled tensors, tables of indices, windows.
-    folded_bytes
-        Bytes of all that the import computes in advance, besides eight times the model's own constants; what is more
-        is computed at run time.
-    nodes
-        Nodes, those of branches and of expanded functions included.
-    values
-        Inputs, outputs and initializers of a graph, of each kind; also functions of the model.
-    operands
-        Inputs of one node, its attributes, and the values in one of them.
-    results
-        Outputs of one node.
-    text_bytes
-        Bytes of one name or string.
-    rank
-        Dimensions of a tensor.
-    depth
-        Graphs inside graphs, and calls of functions inside functions.
+    * ``tensor_elements``: elements of any tensor of the model, and any extent.
+    * ``constant_elements``: elements of a constant that the import makes itself: filled tensors, tables of indices,
+      windows.
+    * ``folded_bytes``: bytes of all that the import computes in advance, besides eight times the model's own constants;
+      what is more is computed at run time.
+    * ``nodes``: nodes, those of branches and of expanded functions included.
+    * ``values``: inputs, outputs and initializers of a graph, of each kind; also functions of the model.
+    * ``operands``: inputs of one node, its attributes, and the values in one of them.
+    * ``results``: outputs of one node.
+    * ``text_bytes``: bytes of one name or string.
+    * ``rank``: dimensions of a tensor.
+    * ``depth``: graphs inside graphs, and calls of functions inside functions.
 
-    Raises
-    ------
-    OptionError
-        for a limit that is no whole number from 1 to 2**62.
+    Raises OptionError for a limit that is no whole number from 1 to 2**62.
     """
 
     tensor_elements: int = 2**31

@@ -85,37 +85,16 @@ def import_model(
     constants: Mapping[str, npt.ArrayLike] | None = None,
     limits: ImportLimits | None = None,
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Imports an ONNX model as a Relax module.
+    """Imports an ONNX model as a Relax module, with its parameters: name -> tensor on the CPU. See `from_onnx`.
 
-    Parameters
-    ----------
-    model
-        A path, the bytes of a file, or a loaded model (never changed). External data must lie in the model's folder.
-    shape
-        Input name (as in the file) -> extents. Binds dynamic dimensions; None, -1 or a name keeps one open. The first
-        dimension may differ from a static one of the file, the others may not.
-    dtype
-        What the caller believes the inputs' element types to be (one name speaks of all floating-point inputs).
-    constants
-        Input name -> value, for inputs whose value must be known at build time (a Reshape's target, say). They are no
-        inputs any more.
-    limits
-        How large the model and its tensors may be; None: `ImportLimits.current`.
+    External data must lie in the model's folder. None, -1 or a name in ``shape`` keeps a dimension open; the first one
+    may differ from a static one of the file, the others may not. One name as ``dtype`` speaks of all floating-point
+    inputs. ``mod["main"]`` takes the inputs in the file's order, then the parameters in the order of the dict. Names
+    that are no C identifiers are replaced (`gpu_0/data` by `gpu_0_data`). The module's attributes: ``num_input``,
+    ``tvm_ext.original_names`` (new name -> name in the file) and ``tvm_ext.output_names``.
 
-    Returns
-    -------
-    tuple
-        The module, and its parameters: name -> tensor on the CPU. ``mod["main"]`` takes the inputs, in the file's
-        order, then the parameters, in the order of the dict. Names that are no C identifiers are replaced (`gpu_0/data`
-        by `gpu_0_data`). Its attributes say what else there is to know: ``num_input``, ``tvm_ext.original_names`` (new
-        name -> name in the file) and ``tvm_ext.output_names``.
-
-    Raises
-    ------
-    ModelError
-        The model is damaged, unsafe, contradictory, cyclic, too large, or uses unsupported operators (all listed).
-    InputError
-        `shape`, `dtype` or `constants` do not fit the model.
+    Raises ModelError where the model is damaged, unsafe, contradictory, cyclic, too large, or uses unsupported
+    operators (all listed); InputError where `shape`, `dtype` or `constants` do not fit it.
     """
     proto = load_onnx(model)
     del model
@@ -148,10 +127,7 @@ def checked_graph(proto: onnx.ModelProto, limits: ImportLimits | None = None) ->
 def expand_unsupported(graph: OnnxGraph, proto: onnx.ModelProto) -> OnnxGraph:
     """`expanded`, where no operator stays unsupported.
 
-    Raises
-    ------
-    ModelError
-        Listing every operator that does.
+    Raises ModelError listing every operator that does.
     """
     graph, unsupported = expanded(graph, proto)
     if unsupported:
@@ -164,7 +140,7 @@ def expanded(graph: OnnxGraph, proto: onnx.ModelProto) -> tuple[OnnxGraph, list[
 
     Also the nodes, those of nested graphs included, whose operator stays unsupported.
     """
-    supported = _supported_operators()
+    supported = frozenset({*_tvm.onnx_operators(), "Constant", *OPERATORS, *CONVERTERS, *REPLACED})
     if proto.functions:
         graph = inline_functions(graph, proto, frozenset())
         check_names(graph)
@@ -184,10 +160,6 @@ def expanded(graph: OnnxGraph, proto: onnx.ModelProto) -> tuple[OnnxGraph, list[
         # Some of them may be known at import, or lead to no output.
         unsupported = find_unsupported(drop_dead_nodes(fold_constants(graph)), supported)
     return graph, unsupported
-
-
-def _supported_operators() -> frozenset[str]:
-    return frozenset({*_tvm.onnx_operators(), "Constant", *OPERATORS, *CONVERTERS, *REPLACED})
 
 
 def _is_defined_by_others(node: onnx.NodeProto, graph: OnnxGraph, supported: frozenset[str]) -> bool:
@@ -257,11 +229,7 @@ def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[IRMod
         raise failed.error from None
     control.add_to(mod)
     renamed = {name: original for name, original in original_names.items() if name in (*graph.input_names, *parameters)}
-    attributes = {
-        "num_input": len(graph.inputs),
-        ORIGINAL_NAMES: renamed,
-        OUTPUT_NAMES: list(graph.output_names),
-    }
+    attributes = {"num_input": len(graph.inputs), ORIGINAL_NAMES: renamed, OUTPUT_NAMES: list(graph.output_names)}
     mod["main"] = mod["main"].with_attrs(attributes)
     return mod.with_attr(NODES, serialise.to_json(imported_graph(graph, mod, original_names))), parameters
 
@@ -375,10 +343,7 @@ def require_bound_dimensions(mod: IRModule, *, may_loop: bool = False) -> None:
 
     With ``may_loop`` those that count the steps of recurrent layers may stay open.
 
-    Raises
-    ------
-    InputError
-        Kernels are constructed for static shapes, and an extent is not known.
+    Raises InputError where kernels are constructed for static shapes, and an extent is not known.
     """
     steps = open_steps(mod) if may_loop else frozenset()
     unbound = {name: arguments for name, arguments in unbound_dimensions(mod).items() if name not in steps}

@@ -31,10 +31,7 @@ _Danger: TypeAlias = Callable[[onnx.NodeProto, OnnxGraph], bool]
 def infer_types(graph: OnnxGraph) -> dict[str, onnx.TypeProto]:
     """Inference, values of small integer tensors propagated, for every tensor of the graph.
 
-    Raises
-    ------
-    ModelError
-        The inference finds a contradiction.
+    Raises ModelError where the inference finds a contradiction.
     """
     try:
         known = _with_stand_ins(_without_dangers(graph))
@@ -115,7 +112,4 @@ def _normalizes_before_the_first_axis(node: onnx.NodeProto, _: OnnxGraph) -> boo
     return len(node.output) > 1 and attribute(node, "axis", -1) < 0
 
 
-_DANGERS: Mapping[str, _Danger] = {
-    "LayerNormalization": _normalizes_before_the_first_axis,
-    "Split": _splits_otherwise,
-}
+_DANGERS: Mapping[str, _Danger] = {"LayerNormalization": _normalizes_before_the_first_axis, "Split": _splits_otherwise}

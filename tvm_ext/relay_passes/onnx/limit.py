@@ -29,10 +29,7 @@ _FunctionKey = tuple[str, str]
 def check_limits(model: onnx.ModelProto, limits: ImportLimits) -> None:
     """The whole model, its functions and nested graphs included.
 
-    Raises
-    ------
-    ModelError
-        Naming the limit, what passed it, and how to raise it.
+    Raises ModelError naming the limit, what passed it, and how to raise it.
     """
     _check_count("functions", model.functions, "values", limits)
     for function in model.functions:
@@ -255,10 +252,7 @@ _MAY_BE_NEGATIVE = frozenset({"CumProd", "CumSum", "DFT", "Pad", "Reshape", "Res
 def check_operands(node: onnx.NodeProto, known: Mapping[str, Array], limits: ImportLimits) -> None:
     """The operands of ``node`` that say how large its result is, where they are known.
 
-    Raises
-    ------
-    ModelError
-        A number that is negative or beyond the largest extent, a range of too many steps.
+    Raises ModelError for a number that is negative or beyond the largest extent, a range of too many steps.
     """
     if node.domain not in STANDARD_DOMAINS:
         return

@@ -15,15 +15,20 @@ from tvm_ext.errors import ModelError
 from .graph import all_nodes, nested_graphs
 
 _EXPORT_AGAIN = "check that the file is complete (compare its size or checksum) and export it again"
+_TF2ONNX = "TensorFlow's models become ONNX files by `pip install tf2onnx` and `python -m tf2onnx.convert "
+_OTHERS = {
+    "pb": f"{_TF2ONNX}--graphdef model.pb --inputs NAME:0 --outputs NAME:0 --output model.onnx`",
+    "tflite": f"{_TF2ONNX}--tflite model.tflite --output model.onnx`",
+    **dict.fromkeys(("pt", "pt2", "pth"), "relay.frontend.from_torch and `tvm-ext compile` read programs of PyTorch"),
+}
+"""What to do with files of other frameworks, by the end of their names."""
 
 
 def load_onnx(source: onnx.ModelProto | str | os.PathLike[str] | bytes) -> onnx.ModelProto:
     """The model behind `source`: a path, the file's bytes, or a loaded model. A loaded model is returned as it is.
 
-    Raises
-    ------
-    ModelError
-        The file is missing, no ONNX or damaged, or its external data lie outside the model's folder.
+    Raises ModelError where the file is missing, no ONNX or damaged, or its external data lie outside the model's
+    folder.
     """
     if isinstance(source, onnx.ModelProto):
         return _checked(source, "the given ModelProto", folder=None)
@@ -39,7 +44,9 @@ def load_onnx(source: onnx.ModelProto | str | os.PathLike[str] | bytes) -> onnx.
 
 def _read(path: Path) -> bytes:
     if path.is_dir():
-        raise ModelError(f"'{path}' is a folder", "pass the .onnx file in it")
+        saved = f"{_TF2ONNX}--saved-model {path} --output model.onnx`"
+        is_saved = (path / "saved_model.pb").is_file()
+        raise ModelError(f"'{path}' is a folder", saved if is_saved else "pass the .onnx file in it")
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
@@ -54,8 +61,12 @@ def _parse(data: bytes, origin: str) -> onnx.ModelProto:
         model.ParseFromString(data)
     except DecodeError as error:
         problem = f"{origin} is no ONNX model, or is truncated or corrupt ({len(data)} bytes)"
-        raise ModelError(problem, _EXPORT_AGAIN) from error
+        raise ModelError(problem, _remedy(origin)) from error
     return model
+
+
+def _remedy(origin: str) -> str:
+    return _OTHERS.get(origin.rpartition(".")[2], _EXPORT_AGAIN)
 
 
 def _checked(model: onnx.ModelProto, origin: str, folder: Path | None) -> onnx.ModelProto:
@@ -70,7 +81,7 @@ def _checked(model: onnx.ModelProto, origin: str, folder: Path | None) -> onnx.M
         if not there
     ]
     if missing:
-        raise ModelError(f"{origin} is no ONNX model: it has no {' and no '.join(missing)}", _EXPORT_AGAIN)
+        raise ModelError(f"{origin} is no ONNX model: it has no {' and no '.join(missing)}", _remedy(origin))
     _check_text(model, origin)
     return _with_external_data(model, origin, folder)
 
@@ -82,7 +93,7 @@ def _check_text(model: onnx.ModelProto, origin: str) -> None:
     except UnicodeDecodeError:
         is_text = False
     if not is_text:
-        raise ModelError(f"{origin} is corrupt: a name in it is not UTF-8", _EXPORT_AGAIN)
+        raise ModelError(f"{origin} is corrupt: a name in it is not UTF-8", _remedy(origin))
 
 
 def _texts(model: onnx.ModelProto) -> Iterator[object]:
@@ -138,10 +149,8 @@ def _load_external(tensor: onnx.TensorProto, folder: Path) -> None:
 def external_file(tensor: onnx.TensorProto, folder: Path) -> Path:
     """The file that holds the data of `tensor`.
 
-    Raises
-    ------
-    ModelError
-        The location is absolute, leaves `folder` (by `..` or through a symbolic link), or is no regular file.
+    Raises ModelError where the location is absolute, leaves `folder` (by `..` or through a symbolic link), or is no
+    regular file.
     """
     location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
     remedy = "keep the data files in the model's folder, beside the .onnx file, and no links among them"

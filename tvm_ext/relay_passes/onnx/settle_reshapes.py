@@ -21,11 +21,7 @@ _Elements = list[int | None]
 _MOST_ELEMENTS = 16  # of a tensor that may say a shape
 _LOOKS = 100_000  # at nodes, in all rounds together
 _SAME = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})  # by its elements in a row
-_ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
-    "Add": operator.add,
-    "Mul": operator.mul,
-    "Sub": operator.sub,
-}
+_ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {"Add": operator.add, "Mul": operator.mul, "Sub": operator.sub}
 
 
 def settle_reshapes(graph: OnnxGraph) -> OnnxGraph:

@@ -8,17 +8,7 @@ from typing import Any
 
 import onnx
 
-from tvm_ext._tvm import (
-    IMPORT_ERRORS,
-    BlockBuilder,
-    Call,
-    Expr,
-    IRModule,
-    OnnxConverter,
-    Var,
-    onnx_frontend,
-    relax,
-)
+from tvm_ext._tvm import IMPORT_ERRORS, BlockBuilder, Call, Expr, IRModule, OnnxConverter, Var, onnx_frontend, relax
 from tvm_ext.errors import TvmExtError
 
 from .control_flow import OPERATORS, ControlFlow

@@ -15,7 +15,7 @@ from typing import Literal
 
 from tvm_ext._tvm import Call, DataflowVar, Expr, Var
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
-from tvm_ext.analysis.relax_values import dtype_of, static_shape
+from tvm_ext.analysis.relax_values import dtype_of, static_shape, value_bytes
 from tvm_ext.byoc_cutlass.activations import is_spelling
 from tvm_ext.byoc_cutlass.graph_values import RESULT
 from tvm_ext.byoc_cutlass.matmul_problems import transposed_source
@@ -172,7 +172,7 @@ class PaddingChoice:
             plain_users.append(RESULT)
         if all(self._reads_parts(user) for user in plain_users):
             return 0.0
-        size = self._bytes(value)
+        size = value_bytes(value)
         return copied_us(size, size, self.device)
 
     def _reads_parts(self, user: Var | str) -> bool:
@@ -189,7 +189,7 @@ class PaddingChoice:
         """What writing the padding behind the channels takes beside what is written anyway."""
         if self.source_of(value) == "folded":
             return moved_us(self._padding_bytes(value), self.device)
-        return copied_us(self._bytes(value), self._bytes(value) + self._padding_bytes(value), self.device)
+        return copied_us(value_bytes(value), value_bytes(value) + self._padding_bytes(value), self.device)
 
     def source_of(self, value: Expr) -> PaddingSource:
         """Who makes the padding of a value."""
@@ -219,12 +219,9 @@ class PaddingChoice:
         operator = self.values.operator_of(self.values.bindings.get(value)) if isinstance(value, Var) else None
         return None if operator is None else operator[0]
 
-    def _bytes(self, value: Expr) -> float:
-        return prod(static_shape(value) or ()) * itemsize_bytes(dtype_of(value))
-
     def _padding_bytes(self, value: Expr) -> float:
         real = sum(extent for extent, _ in self.block.runs_of(value))
-        return self._bytes(value) / real * sum(padding for _, padding in self.block.runs_of(value))
+        return value_bytes(value) / real * sum(padding for _, padding in self.block.runs_of(value))
 
     # ---- costs of products -------------------------------------------------------------------------------------------
 
@@ -242,7 +239,7 @@ class PaddingChoice:
         """Reading and writing its channels, in copies as wide as they allow. Its template wants 16 bytes."""
         channels = self.block.extent_of(node.data[0], padded=(node.variable, "writes") in padded)
         count = gcd(self.block.granule, channels)
-        moved = moved_us(self._bytes(node.data[0]), self.device) + moved_us(self._bytes(node.variable), self.device)
+        moved = moved_us(value_bytes(node.data[0]), self.device) + moved_us(value_bytes(node.variable), self.device)
         return moved * slowdown(count * itemsize_bytes(dtype_of(node.variable)))
 
     def product_time(self, node: PaddingNode, *, reads: bool, writes: bool) -> float:
@@ -295,10 +292,10 @@ class PaddingChoice:
         weight = self.call(node).args[1]
         if not (reads or writes) or self.values.constant_of(weight) is not None:
             return 0.0
-        written = self._bytes(weight)
+        written = value_bytes(weight)
         for value, padded in ((node.data[0], reads), (node.variable, writes)):
             written *= self.block.extent_of(value, padded=padded) / self.block.extent_of(value, padded=False)
-        return copied_us(self._bytes(weight), written, self.device)
+        return copied_us(value_bytes(weight), written, self.device)
 
     def _widest(self, node: PaddingNode) -> int:
         return int(VECTOR_BYTES // itemsize_bytes(dtype_of(node.data[0])))

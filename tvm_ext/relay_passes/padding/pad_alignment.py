@@ -54,12 +54,8 @@ class PadAlignment:
 
     Products of halves, bfloat16, int8 and 8-bit floats: convolutions in NHWC without groups, and matrix products.
 
-    Parameters
-    ----------
-    device
-        The GPU; products of a type that it has no matrix units for stay as they are.
-    always
-        Pad whatever the model says.
+    ``device``: the GPU; products of a type that it has no matrix units for stay as they are. ``always``: pad whatever
+    the model says.
     """
 
     def __init__(self, device: DeviceSpec, *, always: bool = False) -> None:

@@ -38,10 +38,7 @@ def _fold(
     weight, bias, gamma, beta, mean, variance = (0.0 if item is None else item.detach().double() for item in tensors)
     scale: Any = (variance + epsilon) ** -0.5 * (1.0 if tensors[2] is None else gamma)
     shift: Any = beta + (bias - mean) * scale
-    new = {
-        f"{conv.name}_weight": weight * scale.reshape(-1, *[1] * (tensors[0].ndim - 1)),
-        f"{conv.name}_bias": shift,
-    }
+    new = {f"{conv.name}_weight": weight * scale.reshape(-1, *[1] * (tensors[0].ndim - 1)), f"{conv.name}_bias": shift}
     first = next(iter(graph.nodes))
     made = []
     for name, value in new.items():

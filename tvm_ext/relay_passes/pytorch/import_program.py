@@ -8,16 +8,25 @@ from typing import Any
 
 from tvm_ext import _tvm
 from tvm_ext._tvm import BlockBuilder, Expr, IRModule, Tensor, Var, relax
-from tvm_ext.errors import InputError, ModelError, TvmExtError, UnsupportedEnvironmentError
+from tvm_ext.errors import InputError, ModelError, TvmExtError
 
 from ..onnx.import_model import ORIGINAL_NAMES, OUTPUT_NAMES
 from . import elementwise, reductions, shapes, weighted  # noqa: F401 (their rows)
 from .fold_norms import fold_norms
-from .nodes import can_evaluate, dtype_name, is_number, name_of, schema_operands, tensor_over_torch, tensors_in, where
+from .nodes import (
+    can_evaluate,
+    dtype_name,
+    is_number,
+    name_of,
+    require_torch,
+    schema_operands,
+    tensor_over_torch,
+    tensors_in,
+    where,
+)
 from .pen import RULES, TorchPen
 from .stock import TRUSTED, kept_operators
 
-_REMEDY = "pip install 'tvm-ext[models]'"
 _CHECKS = ("_assert", "sym_constrain")
 """Operators without a result, which check what the export has found out."""
 _MOST_KNOWN = 1 << 20
@@ -25,32 +34,24 @@ _MOST_KNOWN = 1 << 20
 
 
 def import_program(
-    program: Any, shape: Mapping[str, Sequence[int | None]] | None = None
+    program: Any, shape: Mapping[str, Sequence[int | None]] | None = None, names: Mapping[str, str] | None = None
 ) -> tuple[IRModule, dict[str, Tensor]]:
     """Imports a ``torch.export.ExportedProgram`` for inference.
 
-    ``shape`` binds open dimensions, by input name. Parameters, buffers and constants are the module's parameters, in
-    torch's own memory where they lie there in row-major order.
+    ``shape`` binds open dimensions, by input name; ``names`` is what a file calls inputs, by those names. Parameters,
+    buffers and constants are the module's parameters, in torch's own memory where they lie there in row-major order.
 
-    Raises
-    ------
-    UnsupportedEnvironmentError
-        torch is not installed.
-    InputError
-        ``program`` is none, or ``shape`` does not fit it, or leaves a dimension open.
-    ModelError
-        Operators cannot be imported (all listed, each with a node), or a result would not be torch's in shape or dtype.
+    Raises UnsupportedEnvironmentError where torch is not installed; InputError where ``program`` is none, or ``shape``
+    does not fit it, or leaves a dimension open; ModelError where operators cannot be imported (all listed, each with a
+    node), or a result would not be torch's in shape or dtype.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise UnsupportedEnvironmentError("importing programs of torch.export needs torch.", _REMEDY) from error
+    torch = require_torch("programs of torch.export")
     if not isinstance(program, torch.export.ExportedProgram):
         raise InputError(
             f"{type(program).__name__} is no torch.export.ExportedProgram.",
             "export the module first: torch.export.export(module.eval(), (example_input, ...))",
         )
-    return _Import(_decomposed(program), shape or {}).run()
+    return _Import(_decomposed(program), shape or {}).run(names or {})
 
 
 def _decomposed(program: Any) -> Any:
@@ -79,7 +80,7 @@ class _Import:
         self.builder = BlockBuilder()
         self.importer = _stock_importer(self.builder)
 
-    def run(self) -> tuple[IRModule, dict[str, Tensor]]:
+    def run(self, names: Mapping[str, str]) -> tuple[IRModule, dict[str, Tensor]]:
         self._refuse_unknown()
         for node in self.inputs:
             value = node.meta["val"]
@@ -95,7 +96,7 @@ class _Import:
             # Parameters are known by now: those that something reads.
             self.builder.emit_func_output(output, [*arguments, *(var for var, _ in self.parameters.values())])
         mod = self.builder.get()  # cells of recurrent layers are functions beside main
-        attributes = {"num_input": len(arguments), ORIGINAL_NAMES: {}, OUTPUT_NAMES: self._output_names()}
+        attributes = {"num_input": len(arguments), ORIGINAL_NAMES: dict(names), OUTPUT_NAMES: self._output_names()}
         mod["main"] = mod["main"].with_attrs(attributes)
         return mod, {name: tensor_over_torch(value) for name, (_, value) in self.parameters.items()}
 

@@ -7,7 +7,16 @@ from typing import Any
 import tvm
 
 from tvm_ext._tvm import Tensor
-from tvm_ext.errors import ModelError
+from tvm_ext.errors import ModelError, UnsupportedEnvironmentError
+
+
+def require_torch(what: str) -> Any:
+    """The module torch; raises UnsupportedEnvironmentError where it is missing, which importing ``what`` needs."""
+    try:
+        import torch
+    except ImportError as error:
+        raise UnsupportedEnvironmentError(f"importing {what} needs torch.", "pip install 'tvm-ext[models]'") from error
+    return torch
 
 
 def name_of(node: Any) -> str:

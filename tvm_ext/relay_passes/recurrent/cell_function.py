@@ -130,10 +130,6 @@ def _affine(x: Expr, activation: GateActivation, dtype: str) -> Expr:
     return relax.op.add(scaled, relax.const(activation.beta, dtype))
 
 
-def _hard_sigmoid(x: Expr, activation: GateActivation, dtype: str) -> Expr:
-    return relax.op.clip(_affine(x, activation, dtype), 0.0, 1.0)
-
-
 def _scaled_tanh(x: Expr, activation: GateActivation, dtype: str) -> Expr:
     inner = relax.op.tanh(relax.op.multiply(x, relax.const(activation.beta, dtype)))
     return relax.op.multiply(inner, relax.const(activation.alpha, dtype))
@@ -166,7 +162,7 @@ def _softplus(x: Expr, _activation: GateActivation, dtype: str) -> Expr:
 _FUNCTIONS: dict[ActivationName, _Function] = {
     "Affine": _affine,
     "Elu": _elu,
-    "HardSigmoid": _hard_sigmoid,
+    "HardSigmoid": lambda x, activation, dtype: relax.op.clip(_affine(x, activation, dtype), 0.0, 1.0),
     "LeakyRelu": lambda x, activation, dtype: relax.op.nn.leakyrelu(x, activation.alpha),
     "Relu": lambda x, activation, dtype: relax.op.nn.relu(x),
     "ScaledTanh": _scaled_tanh,

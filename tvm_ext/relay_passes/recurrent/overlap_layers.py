@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tvm_ext._tvm import Call, Expr, IRModule, Var, expr_mutator, relax
+from tvm_ext._tvm import Call, Expr, IRModule, expr_mutator, relax
 from tvm_ext.analysis.relax_values import operator_name
 from tvm_ext.support.arithmetic import ceil_div
 
@@ -70,28 +70,24 @@ class _Overlapper(CallRewriter):
         """``call`` as the split of a layer's input products, whose rows are hidden states; None for any other."""
         if operator_name(call) != "relax.split" or int(call.attrs.axis) != 0:
             return None
-        value, bias = self._bound(call.args[0]), None
+        value, bias = self.bound(call.args[0]), None
         if operator_name(value) == "relax.add":
-            value, bias = self._bound(value.args[0]), value.args[1]
+            value, bias = self.bound(value.args[0]), value.args[1]
             if _extents(bias)[:1] != [1]:
                 return None
         if operator_name(value) != "relax.matmul":
             return None
         rows, weight = value.args
-        joined = self._bound(rows)
+        joined = self.bound(rows)
         while operator_name(joined) in _VIEWS:
-            joined = self._bound(joined.args[0])
+            joined = self.bound(joined.args[0])
         sections = getattr(call.attrs.indices_or_sections, "value", None)
         if operator_name(joined) != "relax.concat" or int(joined.attrs.axis) != 0 or sections is None:
             return None
-        parts = joined.args[0] if isinstance(joined.args[0], relax.Tuple) else self._bound(joined.args[0])
+        parts = joined.args[0] if isinstance(joined.args[0], relax.Tuple) else self.bound(joined.args[0])
         hidden = tuple(parts.fields) if isinstance(parts, relax.Tuple) else ()
         alike = bool(_extents(rows)) and _extents(joined) == _extents(rows)
         return _InputProduct(hidden, weight, bias) if alike and len(hidden) == int(sections) else None
-
-    def _bound(self, expr: Expr) -> Expr:
-        value = self.lookup_binding(expr) if isinstance(expr, Var) else expr
-        return expr if value is None else value
 
 
 def _extents(tensor: Expr) -> list[int]:

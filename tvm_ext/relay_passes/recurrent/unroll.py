@@ -19,16 +19,11 @@ from .cell_function import cell_function
 class DirectionOperands:
     """What one direction of a layer computes with; G: the columns of all gates (`RecurrentCell.gate_columns`).
 
-    Attributes
-    ----------
-    weight
-        (features, G): W transposed.
-    recurrent
-        The operands from ``recurrent...`` on that the cell wants, in order: R transposed, its bias, the peepholes.
-    bias
-        (1, G), added to the products of the input; None: nothing.
-    states
-        The initial hidden state and, of an lstm, cell state: (batch, hidden) each.
+    * ``weight``: (features, G): W transposed.
+    * ``recurrent``: the operands from ``recurrent...`` on that the cell wants, in order: R transposed, its bias, the
+      peepholes.
+    * ``bias``: (1, G), added to the products of the input; None: nothing.
+    * ``states``: the initial hidden state and, of an lstm, cell state: (batch, hidden) each.
     """
 
     weight: Expr

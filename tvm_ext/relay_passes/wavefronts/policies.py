@@ -20,12 +20,7 @@ from .wavefront_policy import schedule_waves
 Policy = Callable[[RTaskGraph, MakeDevice], list[RTaskProgram]]
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {
-        "list": schedule_list,
-        "segments": schedule_segments,
-        "wavefront": schedule_waves,
-        "launches": schedule_launches,
-    }
+    {"list": schedule_list, "segments": schedule_segments, "wavefront": schedule_waves, "launches": schedule_launches}
 )
 """Those of this package."""
 
@@ -80,21 +75,12 @@ def schedule_by_choice(graph: RTaskGraph, one: RTaskGraph, make: MakeDevice) -> 
 def schedule(graph: RTaskGraph, make: MakeDevice, policy: str = STANDARD_POLICY) -> RTaskSchedule:
     """Who runs which rTask of ``graph`` when, as ``policy`` decides.
 
-    Parameters
-    ----------
-    graph
-        Operators with their kernels' times and needs.
-    make
-        The vEUs for a program of some kernels: ``functools.partial(virtual_device, spec)``.
-    policy
-        One of `POLICIES`, or of those that were registered.
+    * ``graph``: operators with their kernels' times and needs.
+    * ``make``: the vEUs for a program of some kernels: ``functools.partial(virtual_device, spec)``.
+    * ``policy``: one of `POLICIES`, or of those that were registered.
 
-    Raises
-    ------
-    IllegalRewrite
-        where an operator has no kernel that fits a unit of the device.
-    OptionError
-        for an unknown policy, and where a registered one makes a schedule that ``graph`` does not allow.
+    Raises IllegalRewrite where an operator has no kernel that fits a unit of the device; OptionError for an unknown
+    policy, and where a registered one makes a schedule that ``graph`` does not allow.
     """
     require_policy(policy)
     if policy in POLICIES:

@@ -53,7 +53,7 @@ def schedule_by_stock(func: PrimFunc, name: str, device: DeviceSpec, reason: str
     target = Target.current(allow_none=True) or Target(dict(device.target))
     for rule in gpu_schedule_rules():
         schedule = _apply(rule, func, target)
-        if schedule is None or not runs_on_device(schedule.mod["main"]):
+        if schedule is None or not runs_on_device(schedule.mod["main"]) or _launches_nothing(schedule.mod["main"]):
             continue
         scheduled = _exact(schedule.mod["main"])
         if not unbounded_reduction(scheduled) and not _computes_twice(scheduled) and _can_be_lowered(scheduled):
@@ -75,6 +75,11 @@ def _exact(func: PrimFunc) -> PrimFunc:
 
 
 _HOST_CALLS = ("tirx.tvm_call_packed", "tirx.tvm_call_cpacked", "tirx.tvm_call_packed_lowered")
+
+
+def _launches_nothing(func: PrimFunc) -> bool:
+    """Whether threads are bound to a loop of no turns: TVM's runtime launches one, beyond its tensors."""
+    return any(loop.kind == ForKind.THREAD_BINDING and _is_empty(loop) for loop in nodes_in(func.body, For))
 
 
 def _host_functions(func: PrimFunc) -> list[str]:

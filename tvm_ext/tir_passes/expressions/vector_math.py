@@ -78,13 +78,7 @@ TANH_NUMERATOR = (
     3.05853581710967e-08,
     -1.2203701677247659e-11,
 )
-TANH_DENOMINATOR = (
-    1.0,
-    0.4701325294882119,
-    0.02724586546492992,
-    0.00039386438542484195,
-    1.287376547069099e-06,
-)
+TANH_DENOMINATOR = (1.0, 0.4701325294882119, 0.02724586546492992, 0.00039386438542484195, 1.287376547069099e-06)
 TANH_ONE = 9.02  # tanh is 1 in float32 from here on
 
 
@@ -191,8 +185,7 @@ def _exp_of_near(x: Expr, scale: Callable[[Expr, Expr], Expr]) -> Expr:
     return bound(
         n,
         lambda m: bound(
-            x - m * f32(LN2_HIGH) - m * f32(LN2_LOW),
-            lambda r: scale(polynomial(r, (1.0, 1.0, *EXP_TAIL)), m),
+            x - m * f32(LN2_HIGH) - m * f32(LN2_LOW), lambda r: scale(polynomial(r, (1.0, 1.0, *EXP_TAIL)), m)
         ),
     )
 

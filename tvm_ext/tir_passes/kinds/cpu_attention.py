@@ -90,10 +90,7 @@ def _program(clock: AttentionClock, tiles: AttentionTiles, seconds: float, units
     return RProgram(
         device=clock.device.name,
         expr_digest="",
-        tiles=(
-            ("L0", tile(tiles.query_block, tiles.key_rows)),
-            ("L1", tile(tiles.query_block, tiles.key_block)),
-        ),
+        tiles=(("L0", tile(tiles.query_block, tiles.key_rows)), ("L1", tile(tiles.query_block, tiles.key_block))),
         vector_axis="query",
         unit_count=units,
         partition_count=tasks,

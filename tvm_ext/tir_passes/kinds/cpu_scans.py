@@ -7,10 +7,10 @@ last one, one for each part of a row, to which what the parts before it hold is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
-from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes, tensor_bytes
 from tvm_ext.analysis.computations import dtype_of, static_shape
 from tvm_ext.devices.machine import WARM, Machine
@@ -29,20 +29,18 @@ from tvm_ext.ir.build_ir import (
     loop,
     nest,
     new_buffer,
-    outer_kind,
     parallel_cut,
     sequence,
     split_index,
     store,
     vector_loops,
 )
-from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.selection import SCAN, Scan
 from tvm_ext.support.arithmetic import ceil_div
 
 from ..plan.context import KernelContext, UnscheduledOperator
 from ..plan.form import Form
-from .kernel_kind import KernelKind, KernelPart, with_expected_time
+from .kernel_kind import KernelKind, SharedPart
 
 REGISTERS = 8
 """A choice: of sums, side by side. An addition takes 4 cycles (Agner Fog's tables, Zen and Intel)."""
@@ -63,7 +61,7 @@ class CpuScans(KernelKind):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ScanPart(KernelPart[None]):
+class ScanPart(SharedPart):
     """All rows and columns of one operator."""
 
     work: Scan
@@ -83,14 +81,11 @@ class ScanPart(KernelPart[None]):
                     lambda at: self._part_of(point[0], point[1] + at[0], point[2] + at[1]),
                 )
 
-            statement = parallel_cut([outer, *shared], self._kind, "task", task)
+            statement = parallel_cut([outer, *shared], self.loop_kind, "task", task)
         else:
             note = f"rows in {PARTS if self._part else 1} parts"
-            statement = parallel_cut([outer], self._kind, "row", self._row)
+            statement = parallel_cut([outer], self.loop_kind, "row", self._row)
         return [Form(path="rows", statements=(statement,), program=None, notes=(note,))]
-
-    def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:
-        return with_expected_time(choice, self.context.device, self._busy_s, self._kind)
 
     @property
     def _last(self) -> int:
@@ -138,7 +133,7 @@ class ScanPart(KernelPart[None]):
         return part if part >= LEAST_PART else 0
 
     @property
-    def _busy_s(self) -> float:
+    def busy_s(self) -> float:
         """On one unit: the longer of additions that wait for each other, and of moving both tensors."""
         points, columns = prod(self._extents), self._extents[-1]
         steps = REGISTERS if columns > 1 else 2 * PARTS if not self._part else 4
@@ -150,11 +145,9 @@ class ScanPart(KernelPart[None]):
         return max(cycles / machine.vector_hz, moved_s)
 
     @property
-    def _kind(self) -> ForKind:
+    def task_count(self) -> int:
         outer, _, lines, columns = self._extents
-        parts = lines * ceil_div(columns, self._width) if self._divides_rows else 1
-        tasks = min(self.context.device.unit_count, outer * parts)
-        return outer_kind(self._busy_s / max(1, tasks), replace(self.context.device, unit_count=tasks))
+        return outer * (lines * ceil_div(columns, self._width) if self._divides_rows else 1)
 
     def _at(self, row: Expr, place: Expr, line: Expr, column: Expr) -> list[Expr]:
         """The element's place in the tensors."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import log2
+from dataclasses import dataclass
+from math import log2, prod
 
-from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
 from tvm_ext.analysis.computations import static_shape
 from tvm_ext.devices.machine import Machine
 from tvm_ext.ir.build_ir import (
@@ -27,20 +27,18 @@ from tvm_ext.ir.build_ir import (
     loop,
     nest,
     new_buffer,
-    outer_kind,
     parallel_cut,
     sequence,
     store,
     tile_count,
 )
 from tvm_ext.ir.heap import LEVEL_CYCLES, Heap, key_of, position_of
-from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.selection import SUPPRESSION
 from tvm_ext.support.arithmetic import ceil_div
 
 from ..plan.context import KernelContext, UnscheduledOperator
 from ..plan.form import Form
-from .kernel_kind import KernelKind, KernelPart, with_expected_time
+from .kernel_kind import KernelKind, SharedPart
 
 CORNERS = 4
 """Of a box: y, x, y, x of two corners that lie opposite each other (ONNX, NonMaxSuppression)."""
@@ -62,7 +60,7 @@ class CpuSuppression(KernelKind):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SuppressionPart(KernelPart[None]):
+class SuppressionPart(SharedPart):
     """All images and classes of one operator."""
 
     context: KernelContext
@@ -70,9 +68,6 @@ class SuppressionPart(KernelPart[None]):
     def forms(self, chosen: None = None) -> list[Form]:
         note = f"boxes in the order of a heap: {self._count} for {self._tasks}, at most {self.share} kept"
         return [Form(path="rows", statements=(self._statement,), program=None, notes=(note,))]
-
-    def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:
-        return with_expected_time(choice, self.context.device, self._busy_s, self._kind)
 
     @property
     def _classes(self) -> list[int]:
@@ -90,27 +85,23 @@ class SuppressionPart(KernelPart[None]):
     @property
     def share(self) -> int:
         """Rows that each image's class may have, or as many as there are boxes if these are fewer."""
-        images, classes = self._classes
-        return min(self._count, static_shape(self.context.operator.params[4])[0] // (images * classes))
+        return min(self._count, static_shape(self.context.operator.params[4])[0] // self.task_count)
 
     @property
     def _lanes(self) -> int:
         return lanes_of("float32", self.context.device.register_bytes)
 
     @property
-    def _busy_s(self) -> float:
+    def busy_s(self) -> float:
         """Seconds of one core if twice as many candidates are looked at as are kept, of scores above the threshold."""
         seen = min(self._count, 2 * self.share)
         overlaps = seen * ceil_div(self.share, 2 * self._lanes) * OVERLAP_CYCLES
         sifted = (self._count + seen * log2(1 + self._count)) * LEVEL_CYCLES
-        images, classes = self._classes
-        return images * classes * (overlaps + sifted) / Machine(self.context.device).vector_hz
+        return self.task_count * (overlaps + sifted) / Machine(self.context.device).vector_hz
 
     @property
-    def _kind(self) -> ForKind:
-        images, classes = self._classes
-        tasks = min(self.context.device.unit_count, images * classes)
-        return outer_kind(self._busy_s / tasks, replace(self.context.device, unit_count=tasks))
+    def task_count(self) -> int:
+        return prod(self._classes)
 
     @property
     def _statement(self) -> Stmt:
@@ -132,7 +123,7 @@ class SuppressionPart(KernelPart[None]):
         return sequence(
             allocate(chosen),
             allocate(counts),
-            parallel_cut(self._classes, self._kind, "class", lambda at: self._choose(at, chosen, counts)),
+            parallel_cut(self._classes, self.loop_kind, "class", lambda at: self._choose(at, chosen, counts)),
             store(filled, index(0), ZERO),
             nest(self._classes, SERIAL, ("image", "class"), write),
         )

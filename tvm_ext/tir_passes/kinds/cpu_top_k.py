@@ -7,8 +7,8 @@ Runtime's kernels do the same for a small k. For a large one all elements are so
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import log, log2, prod
 
 from tvm_ext._tvm import Expr, ForKind, Stmt, tirx
@@ -26,19 +26,17 @@ from tvm_ext.ir.build_ir import (
     load,
     loop,
     new_buffer,
-    outer_kind,
     parallel_cut,
     sequence,
     store,
 )
 from tvm_ext.ir.heap import KEYED, LEVEL_CYCLES, Heap, key_of, position_of
 from tvm_ext.ir.radix_sort import SORTED, Enter, Sorted, radix_sort, sort_cycles
-from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.selection import TOP_K, TopK
 
 from ..plan.context import KernelContext, UnscheduledOperator
 from ..plan.form import Form
-from .kernel_kind import KernelKind, KernelPart, with_expected_time
+from .kernel_kind import KernelKind, SharedPart
 
 
 class CpuTopK(KernelKind):
@@ -53,7 +51,7 @@ class CpuTopK(KernelKind):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TopKPart(KernelPart[None]):
+class TopKPart(SharedPart):
     """All rows of one operator, a task each."""
 
     work: TopK
@@ -62,10 +60,7 @@ class TopKPart(KernelPart[None]):
     def forms(self, chosen: None = None) -> list[Form]:
         way = "sorted by bytes" if self._sorts else "in a heap"
         note = f"the first {self._k} of {self._length} {way}, {prod(self._rows)} rows"
-        return [Form(path="rows", statements=(self.statement(self._kind),), program=None, notes=(note,))]
-
-    def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:
-        return with_expected_time(choice, self.context.device, self._busy_s, self._kind)
+        return [Form(path="rows", statements=(self.statement(self.loop_kind),), program=None, notes=(note,))]
 
     def statement(self, kind: ForKind) -> Stmt:
         return parallel_cut(self._rows, kind, "row", self._row)
@@ -112,28 +107,40 @@ class TopKPart(KernelPart[None]):
         return sort_cycles(self._length, self.dtype)
 
     @property
-    def _busy_s(self) -> float:
+    def busy_s(self) -> float:
         """Seconds of one core."""
         cycles = self._sort_cycles if self._sorts else self._heap_cycles
         return prod(self._rows) * cycles / Machine(self.context.device).vector_hz
 
     @property
-    def _kind(self) -> ForKind:
-        tasks = min(self.context.device.unit_count, prod(self._rows))
-        return outer_kind(self._busy_s / max(1, tasks), replace(self.context.device, unit_count=tasks))
+    def task_count(self) -> int:
+        return prod(self._rows)
 
     def _row(self, point: tuple[Expr, ...]) -> Stmt:
-        data, values, positions = self.context.operator.params
-        axis, k = self.work.axis, self._k
-        if self._sorts:
-            return self._sorted_row(point)
+        return self._sorted_row(point) if self._sorts else self._heap_row(point)
+
+    def _element(self, point: tuple[Expr, ...], place: Expr) -> Expr:
+        return load(self.context.operator.params[0], self._at(point, place))
+
+    def _at(self, point: tuple[Expr, ...], place: Expr) -> list[Expr]:
+        return [*point[: self.work.axis], place, *point[self.work.axis :]]
+
+    def _written(self, point: tuple[Expr, ...], position: Callable[[Expr], Expr]) -> Stmt:
+        """The first elements and their positions, of which ``position`` gives each."""
+        _, values, positions = self.context.operator.params
+
+        def write(place: Expr) -> Stmt:
+            found, at = position(place), self._at(point, place)
+            return sequence(store(positions, found, at), store(values, self._element(point, found), at))
+
+        return loop(self._k, SERIAL, "j", write)
+
+    def _heap_row(self, point: tuple[Expr, ...]) -> Stmt:
+        k, data = self._k, self.context.operator.params[0]
         heap = Heap(new_buffer((k,), INDEX_DTYPE, "best"), of_least=True)
 
-        def at(place: Expr) -> list[Expr]:
-            return [*point[:axis], place, *point[axis:]]
-
         def key(place: Expr) -> Expr:
-            return key_of(load(data, at(place)), place, largest=self.work.largest)
+            return key_of(self._element(point, place), place, largest=self.work.largest)
 
         def insert(place: Expr) -> Stmt:
             return if_all([key(place) > heap.top], heap.sift(index(0), index(k), key(place)))
@@ -142,36 +149,22 @@ class TopKPart(KernelPart[None]):
             one_by_one = loop(count, SERIAL, "j", lambda j: insert(index(k) + first + j))
             if count == 1 or count != self._lanes:
                 return one_by_one
-            worst = load(data, at(position_of(heap.top)))
+            worst = self._element(point, position_of(heap.top))
             is_worse = operator.le if self.work.largest else operator.ge  # or equal; never NaN
-            all_worse = lanes_hold("and", is_worse, data, at(index(k) + first), worst, count)
+            all_worse = lanes_hold("and", is_worse, data, self._at(point, index(k) + first), worst, count)
             return if_all([tirx.Not(all_worse)], one_by_one)
-
-        def write(place: Expr) -> Stmt:
-            found = position_of(heap.key(place))
-            return sequence(store(positions, found, at(place)), store(values, load(data, at(found)), at(place)))
 
         first = loop(k, SERIAL, "j", lambda j: heap.put(j, key(j)))
         rest = [in_tiles(self._length - k, self._lanes, "i", several)] if self._length > k else []
         order = [loop(k - 1, SERIAL, "sorted", lambda s: heap.pop(index(k) - s))] if k > 1 else []
-        written = loop(k, SERIAL, "j", write)
+        written = self._written(point, lambda place: position_of(heap.key(place)))
         return sequence(allocate(heap.keys), first, heap.build(index(k)), *rest, *order, written)
 
     def _sorted_row(self, point: tuple[Expr, ...]) -> Stmt:
-        data, values, positions = self.context.operator.params
-        axis, length = self.work.axis, self._length
-
-        def at(place: Expr) -> list[Expr]:
-            return [*point[:axis], place, *point[axis:]]
-
         def elements(enter: Enter) -> Stmt:
-            return loop(length, SERIAL, "i", lambda i: enter(i, load(data, at(i))))
+            return loop(self._length, SERIAL, "i", lambda i: enter(i, self._element(point, i)))
 
         def first(order: Sorted) -> Stmt:
-            def write(place: Expr) -> Stmt:
-                found = order.position(place)
-                return sequence(store(positions, found, at(place)), store(values, load(data, at(found)), at(place)))
+            return self._written(point, order.position)
 
-            return loop(self._k, SERIAL, "j", write)
-
-        return radix_sort(length, self.dtype, elements, first, ascending=not self.work.largest)
+        return radix_sort(self._length, self.dtype, elements, first, ascending=not self.work.largest)

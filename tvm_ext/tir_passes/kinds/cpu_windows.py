@@ -151,12 +151,7 @@ def _numbers(axis: WindowAxis) -> tuple[int, ...]:
 
 def _tile(layout: WindowLayout, *, forks: bool) -> WindowTile:
     return WindowTile(
-        band=layout.band,
-        rows=layout.rows,
-        vectors=layout.vectors,
-        width=layout.width,
-        flat=layout.is_flat,
-        forks=forks,
+        band=layout.band, rows=layout.rows, vectors=layout.vectors, width=layout.width, flat=layout.is_flat, forks=forks
     )
 
 

@@ -9,10 +9,9 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from tvm_ext._tvm import ForKind
 from tvm_ext.analysis.tensor_expr import TensorExpr
-from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import PARALLEL
+from tvm_ext.ir.build_ir import PARALLEL, outer_kind
 from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.serialise import from_json
@@ -86,6 +85,28 @@ class KernelPart(ABC, Generic[Tiles]):
         return choice
 
 
+class SharedPart(KernelPart[None]):
+    """What the cores share where that pays, ``busy_s`` seconds of one of them, in ``task_count`` tasks at most."""
+
+    @property
+    @abstractmethod
+    def busy_s(self) -> float: ...
+    @property
+    @abstractmethod
+    def task_count(self) -> int: ...
+
+    @property
+    def loop_kind(self) -> ForKind:
+        tasks = max(1, min(self.context.device.unit_count, self.task_count))
+        return outer_kind(self.busy_s / tasks, replace(self.context.device, unit_count=tasks))
+
+    def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:
+        """With the model's time."""
+        device = self.context.device
+        units = device.unit_count if self.loop_kind == PARALLEL else 1
+        return replace(choice, expected_s=self.busy_s / units + Machine(device).launch_s)
+
+
 AnyPart: TypeAlias = KernelPart[Any]
 
 
@@ -108,12 +129,6 @@ class KernelKind:
 
 
 NO_CHOICE = "it has no tiles to choose"
-
-
-def with_expected_time(choice: KernelChoice, device: DeviceSpec, busy_s: float, kind: ForKind) -> KernelChoice:
-    """``choice`` with the model's time of ``busy_s`` on one core, divided among all by loops of a parallel ``kind``."""
-    units = device.unit_count if kind == PARALLEL else 1
-    return replace(choice, expected_s=busy_s / units + Machine(device).launch_s)
 
 
 def chosen_forms(part: AnyPart, choices: TileChoices = NO_CHOICES) -> list[Form]:

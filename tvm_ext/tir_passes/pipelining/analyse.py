@@ -300,7 +300,7 @@ def fuses_with(inner: list[LoadUse], outer: list[LoadUse], function: Function) -
     serves both purposes.
     """
     loop, around = inner[0].loop, outer[0].loop
-    if not _is_reached_once(around.body, loop):
+    if not any(inner.same_as(loop) for child in children_of(around.body) for inner in [open_wrappers(child)[1]]):
         return f"loop {loop.loop_var.name} is not run once in each iteration of {around.loop_var.name}"
     if integer(loop.extent) is None:
         return f"the extent of loop {loop.loop_var.name} is not constant"
@@ -323,7 +323,3 @@ def _is_written_in(loop: Stmt, buffer: Buffer) -> bool:
 
 def _contains(part: Stmt, statement: Stmt) -> bool:
     return any(leaf.same_as(statement) for _, leaf in enclosing_loops(part))
-
-
-def _is_reached_once(body: Stmt, loop: Stmt) -> bool:
-    return any(inner.same_as(loop) for child in children_of(body) for inner in [open_wrappers(child)[1]])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from tvm_ext._tvm import Call, Expr, tirx
 from tvm_ext.analysis.device_code import called_name
-from tvm_ext.ir.matrix_units.mfma import LANE_PRODUCTS, MFMA, WORDS
+from tvm_ext.ir.matrix_units.mfma import INSTRUCTIONS, WORDS
 
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
-_MFMA_FACTORS = {name: "bfloat16" if held == WORDS else held for held, name in MFMA.items()}
+_MFMA = {instruction.name: instruction for instruction in INSTRUCTIONS}
 
 
 def mfma_factors(call: Call) -> str | None:
     """The type that an instruction of AMD's matrix cores multiplies; None for any other call."""
-    return _MFMA_FACTORS.get(called_name(call))
+    found = _MFMA.get(called_name(call))
+    return None if found is None else "bfloat16" if found.dtype == WORDS else found.dtype
 
 
 def operations_of(value: Expr) -> int:
@@ -24,7 +25,7 @@ def operations_of(value: Expr) -> int:
     if isinstance(value, tirx.Select):
         return operations_of(value.true_value) + operations_of(value.false_value)
     if isinstance(value, Call):
-        if mfma_factors(value) is not None:
-            return 2 * LANE_PRODUCTS
+        if (found := _MFMA.get(called_name(value))) is not None:
+            return 2 * found.lane_products
         return sum(operations_of(arg) for arg in value.args)
     return 0

@@ -58,10 +58,7 @@ def choose_stages(
     a note says so. The stages of registers divide the inner loop's trips, so that once it is unrolled each version is
     a constant. ``asynchronous`` says whether the copies to shared memory are.
 
-    Raises
-    ------
-    IllegalRewrite
-        where not even one stage fits the device.
+    Raises IllegalRewrite where not even one stage fits the device.
     """
     unpipelined = predict(workload, device, 1, 1, asynchronous=asynchronous)
     notes: list[str] = []
@@ -108,11 +105,7 @@ def _predicted(
 
 
 def _shared_candidates(
-    workload: PipelineWorkload,
-    device: DeviceSpec,
-    fixed: int | None,
-    asynchronous: bool,
-    notes: list[str],
+    workload: PipelineWorkload, device: DeviceSpec, fixed: int | None, asynchronous: bool, notes: list[str]
 ) -> list[int]:
     """Stages of shared memory that trips, the copies and the memory of a block allow."""
     most = _most_that_fit(workload, device)

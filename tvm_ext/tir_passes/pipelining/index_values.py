@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, Node, Var, tirx
+from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, Var, tirx
+from tvm_ext.analysis.value_functions import BINARY
 from tvm_ext.errors import IllegalRewrite
 
 from .loops import op_name
@@ -16,25 +17,6 @@ Values = npt.NDArray[np.int64]
 Known = Sequence[tuple[Var, Values]]
 """Variables with their values, all of one shape; variables that are not among them are 0."""
 
-_BINARY: tuple[tuple[type[Node], Callable[[Values, Values], Values]], ...] = (
-    (tirx.Add, np.add),
-    (tirx.Sub, np.subtract),
-    (tirx.Mul, np.multiply),
-    (tirx.FloorDiv, np.floor_divide),
-    (tirx.FloorMod, np.mod),
-    (tirx.Div, np.floor_divide),
-    (tirx.Mod, np.mod),
-    (tirx.Min, np.minimum),
-    (tirx.Max, np.maximum),
-    (tirx.LT, np.less),
-    (tirx.LE, np.less_equal),
-    (tirx.GT, np.greater),
-    (tirx.GE, np.greater_equal),
-    (tirx.EQ, np.equal),
-    (tirx.NE, np.not_equal),
-    (tirx.And, np.logical_and),
-    (tirx.Or, np.logical_or),
-)
 _CALLS: dict[str, Callable[[Values, Values], Values]] = {
     "tirx.bitwise_xor": np.bitwise_xor,
     "tirx.bitwise_and": np.bitwise_and,
@@ -68,10 +50,9 @@ class _Evaluation:
             return self._select(node.condition, node.true_value, node.false_value)
         if isinstance(node, Call):
             return self._call(node)
-        for kind, function in _BINARY:
-            if isinstance(node, kind):
-                return np.asarray(function(self.value(node.a), self.value(node.b)), dtype=np.int64)
-        raise _not_arithmetic(node)
+        if type(node).__name__ not in BINARY:
+            raise _not_arithmetic(node)
+        return np.asarray(BINARY[type(node).__name__](self.value(node.a), self.value(node.b)), dtype=np.int64)
 
     def _call(self, node: Call) -> Values:
         if node.op.same_as(IF_THEN_ELSE):

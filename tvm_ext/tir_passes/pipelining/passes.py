@@ -26,30 +26,21 @@ class AutoPipeline:
     The plan becomes attribute ``tvm_ext.pipeline_plan``; bodies stay as they are. CPU functions, functions that have a
     plan and kernels that somebody has pipelined already are left alone.
 
-    Parameters
-    ----------
-    device
-        A device's name, a target, a `DeviceSpec`; None: the function's ``target`` attribute or the current target.
-    mode
-        ``"full"``; ``"multistage"`` without registers; ``"double"`` with two versions of shared memory only;
-        ``"none"``: the ablations of §5.1.
-    shared_stages, register_stages
-        Versions, 2 to 8 and 1 to 4; None: the model's choice. Annotation ``tvm_ext.pipeline_stages`` of a block or an
-        allocation says it for one buffer.
-    always
-        At least two versions wherever that is legal, even where the model predicts no gain.
-    bulk_copies
-        Load whole tiles by bulk copies and mbarriers instead of cp.async, on devices of compute capability 9.0 and
-        later, where that is legal.
-    replace_stock
-        Drop stock TVM's pipeline annotations (dlight's, MetaSchedule's), which otherwise keep a function as it is.
-    wishes
-        All of these but the device at once, instead.
+    * ``device``: a device's name, a target, a `DeviceSpec`; None: the function's ``target`` attribute or the current
+      target.
+    * ``mode``: ``"full"``; ``"multistage"`` without registers; ``"double"`` with two versions of shared memory only;
+      ``"none"``: the ablations of §5.1.
+    * ``shared_stages``, ``register_stages``: versions, 2 to 8 and 1 to 4; None: the model's choice. Annotation
+      ``tvm_ext.pipeline_stages`` of a block or an allocation says it for one buffer.
+    * ``always``: at least two versions wherever that is legal, even where the model predicts no gain.
+    * ``bulk_copies``: load whole tiles by bulk copies and mbarriers instead of cp.async, on devices of compute
+      capability 9.0 and later, where that is legal.
+    * ``replace_stock``: drop stock TVM's pipeline annotations (dlight's, MetaSchedule's), which otherwise keep a
+      function as it is.
+    * ``wishes``: all of these but the device at once, instead.
 
-    Raises
-    ------
-    InputError
-        for annotations that contradict each other, a mode or a number that does not exist, a missing target.
+    Raises InputError for annotations that contradict each other, a mode or a number that does not exist, a missing
+    target.
     """
 
     def __init__(
@@ -88,10 +79,7 @@ class InjectPipelines:
 
     Functions become loops over flat buffers, with attribute ``tvm_ext.pipelined``. ``device`` as for `AutoPipeline`.
 
-    Raises
-    ------
-    InputError
-        where a plan does not fit its function: the function was changed in between.
+    Raises InputError where a plan does not fit its function: the function was changed in between.
     """
 
     def __init__(self, device: str | DeviceSpec | None = None) -> None:

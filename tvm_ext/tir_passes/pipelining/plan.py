@@ -39,10 +39,7 @@ def workload_of(
     8 * 4 * 4 * 2 * 16 * 8 * 16 = 524288 operations. A loop that a block runs several times counts as often, its output
     divided among the times.
 
-    Raises
-    ------
-    IllegalRewrite
-        where an extent is not known before the kernel runs, or not even one version fits the device.
+    Raises IllegalRewrite where an extent is not known before the kernel runs, or not even one version fits the device.
     """
     counts = Counts(function, group, device, planned_registers)
     staged = [tile.buffer for tile in counts.tiles]
@@ -116,18 +113,13 @@ class Wishes:
             raise InputError(f"there is no pipelining mode {self.mode!r}", f"one of {', '.join(MODES)}")
 
 
-def has_async_copies(device: DeviceSpec) -> bool:
-    """Whether cp.async copies a kernel's tiles for ``device``."""
-    return has(device, ASYNC_COPIES_SINCE)
-
-
 def make_loader(function: Function, load_use: LoadUse, device: DeviceSpec) -> Loader:
     """How ``device`` loads the buffer ahead of its use; raises IllegalRewrite where it cannot.
 
     Stock StorageRewrite may lay a tile where a dead buffer of another type was, and what it is copied to by then
     points to that buffer's type: copies of halves would go to offsets in floats.
     """
-    if has_async_copies(device):
+    if has(device, ASYNC_COPIES_SINCE):
         other = function.shared_of_another_type_before(load_use.loop, load_use.buffer)
         if other is not None:
             raise IllegalRewrite(

@@ -285,9 +285,11 @@ class _SharedLoop(_Loop):
 
     def _ahead(self, form: str) -> list[Stmt]:
         def tile_of(loaded: LoadedBuffer) -> Expr:
-            return self.variable + constant(loaded.lookahead, self.variable)
+            # Where one iteration loads, stock CompactBufferAllocation would let its variable out, as an extent.
+            ahead = constant(loaded.lookahead, self.variable)
+            return ahead if integer(self.extent) == loaded.lookahead + 1 else self.variable + ahead
 
-        return self._place(form, tile_of, lambda loaded: self.within(tile_of(loaded)))
+        return self._place(form, tile_of, lambda loaded: self.within(self.variable + loaded.lookahead))
 
     def wait(self) -> Stmt:
         return primitive("consumer_wait", self.pipeline.number, self.pipeline.in_flight)

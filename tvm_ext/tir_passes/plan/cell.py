@@ -240,7 +240,7 @@ def _steps(operator: OperatorBody, uses: _Uses, constants: Sequence[Buffer]) -> 
         products = [
             computation
             for computation in operator.computations
-            if computation.is_reduction and _is_among(computation, present)
+            if computation.is_reduction and any((other is computation for other, _ in present))
         ]
         if not products:
             raise IllegalRewrite("a cell's step has no product")
@@ -259,10 +259,6 @@ def _steps(operator: OperatorBody, uses: _Uses, constants: Sequence[Buffer]) -> 
             )
         )
     return tuple(steps)
-
-
-def _is_among(computation: Computation, present: Sequence[tuple[Computation, int]]) -> bool:
-    return any(other is computation for other, _ in present)
 
 
 def _product(

@@ -13,6 +13,7 @@ from math import prod
 from tvm_ext._tvm import IF_THEN_ELSE, Analyzer, Buffer, BufferStore, Call, Expr, PrimFunc, TensorLoad, nodes_in, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
+from tvm_ext.analysis.relax_values import known_extent
 from tvm_ext.records.rtask_split import CopiedPiece
 
 
@@ -71,28 +72,24 @@ def _leaves(value: Expr) -> list[TensorLoad]:
 
 def _place(func: PrimFunc, buffer: Buffer) -> int | None:
     """Which parameter ``buffer`` is, if it is one of known size without strides."""
-    known = all(_integer(extent) for extent in buffer.ty.shape) and not len(buffer.ty.strides)
+    known = all(known_extent(extent) for extent in buffer.ty.shape) and not len(buffer.ty.strides)
     return next((position for position, param in enumerate(func.params) if known and param.same_as(buffer)), None)
 
 
 def _shift(load: TensorLoad, store: BufferStore) -> int | None:
     difference = _flat(load.source, load.indices) - _flat(store.buffer, store.indices)
-    return _integer(Analyzer().simplify(difference))
+    return known_extent(Analyzer().simplify(difference))
 
 
 def _flat(buffer: Buffer, indices: list[Expr]) -> Expr:
     place: Expr = tirx.IntImm("int64", 0)
     for extent, index in zip(buffer.ty.shape, indices, strict=True):
-        place = place * tirx.IntImm("int64", _integer(extent) or 0) + tirx.Cast("int64", index)
+        place = place * tirx.IntImm("int64", known_extent(extent) or 0) + tirx.Cast("int64", index)
     return place
 
 
-def _integer(expr: Expr) -> int | None:
-    return int(expr.value) if isinstance(expr, tirx.IntImm) else None
-
-
 def _elements(func: PrimFunc, param: int) -> int:
-    return prod(_integer(extent) or 0 for extent in func.params[param].ty.shape)
+    return prod(known_extent(extent) or 0 for extent in func.params[param].ty.shape)
 
 
 def _piece(func: PrimFunc, whole: int, piece: int, offset: int) -> CopiedPiece:

@@ -212,11 +212,7 @@ def _link(group: TileGroup, before: ChainLink | None, operator: OperatorBody) ->
 def _turned(form: GemmForm) -> GemmForm:
     """The transposed product."""
     return dataclasses.replace(
-        form,
-        rows=form.columns,
-        columns=form.rows,
-        row_input=form.column_input,
-        column_input=form.row_input,
+        form, rows=form.columns, columns=form.rows, row_input=form.column_input, column_input=form.row_input
     )
 
 
@@ -302,10 +298,7 @@ def chain_program(group: ChainGroup, tile: ChainTile, time: ChainTime, device: D
     else:
         inner = (tile.rows * product.across // tile.threads, product.columns // product.across, 1)
     memory = LayerCost(
-        layer="L2",
-        footprint_bytes=float(tile.shared_bytes),
-        traffic_bytes=group.chain.least_bytes,
-        time_s=time.busy_s,
+        layer="L2", footprint_bytes=float(tile.shared_bytes), traffic_bytes=group.chain.least_bytes, time_s=time.busy_s
     )
     return RProgram(
         device=device.name,

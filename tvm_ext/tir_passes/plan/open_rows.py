@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from tvm_ext._tvm import Buffer, BufferStore, Expr, PrimFunc, SBlock, SBlockRealize, TensorLoad, Var, nodes_in, tirx
 from tvm_ext.analysis.computations import mentions, substitute
+from tvm_ext.analysis.relax_values import known_extent
 from tvm_ext.ir.build_ir import INDEX_DTYPE
 from tvm_ext.records.serialise import to_json
 from tvm_ext.records.step_loop import STEP, STEP_LOOP, StepLoop
@@ -51,7 +52,7 @@ class _Open:
             own = [axis for axis, size in enumerate(buffer.ty.shape) if mentions(size, extent)]
             if len(own) > 1 or (own and not buffer.ty.shape[own[0]].same_as(extent)):
                 return None
-            if own and any(size != 1 for size in map(_known, buffer.ty.shape[: own[0]])):
+            if own and any(size != 1 for size in map(known_extent, buffer.ty.shape[: own[0]])):
                 return None  # kernels address rows across their ends, which lie elsewhere if more of them follow
             axes += [(buffer, axis) for axis in own]
         outputs = _written(func)
@@ -115,10 +116,6 @@ class _Open:
         body = substitute(self.func.body, [*table, (self.extent, size)])
         params = [next((new for old, new in table if old.same_as(param)), param) for param in self.func.params]
         return PrimFunc(params, body, self.func.ret_type).with_attrs(dict(self.func.attrs or {}))
-
-
-def _known(extent: Expr) -> int | None:
-    return int(extent) if isinstance(extent, tirx.IntImm) else None
 
 
 def _written(func: PrimFunc) -> list[Buffer]:

@@ -2,15 +2,24 @@
 
 A warp's tile grows from one fragment to all sizes that registers hold; a threadblock's from each warp's, along the
 axis whose data reuse score is best (Figure 8). The matrix instruction is the alignment rule: sides are whole fragments.
+Where there are several (mfma's), tiles grow from the fragments of each, and the model chooses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
-from tvm_ext.analysis.gemm_form import FRAGMENT, GemmForm, TileSplit, gemm_expr, gemm_form, reduction_step, split_of
+from tvm_ext.analysis.gemm_form import (
+    GemmForm,
+    TileSplit,
+    fragment_sides,
+    gemm_expr,
+    gemm_form,
+    reduction_step,
+    split_of,
+)
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.mma_model import WARPS_PER_TEU, GemmShape, fragment_registers, predict_mma, shape_of, tile_bytes
 from tvm_ext.devices.hal import DeviceSpec
@@ -36,7 +45,6 @@ MIN_SPLIT_GAIN = 0.85
 
 
 Sides = tuple[int, int]
-ONE_FRAGMENT: Sides = (FRAGMENT, FRAGMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +72,8 @@ def construct_mma(expr: TensorExpr, device: DeviceSpec, *, k: int = 10) -> Const
         return Construction(programs=(), steps=(), canonical=_canonical(expr, expr, None), rejected=())
     product = gemm_expr(expr, form)
     shape, dtype = shape_of(product), expr.inputs[0].dtype
-    candidates = [
-        _MmaCandidate(split, 1, predict_mma(shape, split, 1, dtype, device)) for split in _tiles(shape, dtype, device)
-    ]
-    candidates.sort(key=lambda candidate: candidate.rank)
+    tiles = [tile for side in fragment_sides(device) for tile in _tiles(shape, dtype, device, side)]
+    candidates = sorted(_by_best_instruction(tiles, 1, shape, dtype, device), key=lambda candidate: candidate.rank)
     if candidates:
         candidates = _with_split_k(candidates, shape, dtype, device)
     digest = expr.digest
@@ -100,8 +106,11 @@ def matrix_program(tile: GpuTile, expr: TensorExpr, device: DeviceSpec) -> RProg
     shape, dtype = shape_of(product), expr.inputs[0].dtype
     (rows, columns, depth), (warp_rows, warp_columns) = tile.block, tile.inner
     split = TileSplit(rows=rows, columns=columns, depth=depth, warp_rows=warp_rows, warp_columns=warp_columns)
-    prediction = predict_mma(shape, split, tile.splits, dtype, device)
-    return _program(_MmaCandidate(split, tile.splits, prediction), product, shape, device, expr.digest)
+    whole = [side for side in fragment_sides(device) if not any(size % side for size in tile.inner)]
+    steps = [step for side in whole if not depth % (step := reduction_step(dtype, device, side))]
+    splits = [replace(split, step=step) for step in steps or [reduction_step(dtype, device)]]
+    (candidate,) = _by_best_instruction(splits, tile.splits, shape, dtype, device)
+    return _program(candidate, product, shape, device, expr.digest)
 
 
 def tile_of_matrix(program: RProgram, expr: TensorExpr) -> GpuTile:
@@ -118,10 +127,23 @@ def tile_of_matrix(program: RProgram, expr: TensorExpr) -> GpuTile:
     )
 
 
-def _tiles(shape: GemmShape, dtype: str, device: DeviceSpec) -> list[TileSplit]:
-    """Scale-up: the threadblocks' tiles that grow from each warp's tile that registers hold."""
-    growth, found = _Growth(shape, dtype, device), list[TileSplit]()
-    for warp in sorted(growth.sizes(ONE_FRAGMENT, growth.fits_registers, all_orders=True)):
+def _by_best_instruction(
+    tiles: Iterable[TileSplit], splits: int, shape: GemmShape, dtype: str, device: DeviceSpec
+) -> list[_MmaCandidate]:
+    """Of ``tiles`` that differ in their instruction and its steps alone those that are predicted fastest."""
+    found: dict[tuple[int, ...], _MmaCandidate] = {}
+    for tile in tiles:
+        candidate = _MmaCandidate(tile, splits, predict_mma(shape, tile, splits, dtype, device))
+        size = (tile.rows, tile.columns, tile.warp_rows, tile.warp_columns)
+        if size not in found or candidate.rank < found[size].rank:
+            found[size] = candidate
+    return list(found.values())
+
+
+def _tiles(shape: GemmShape, dtype: str, device: DeviceSpec, side: int) -> list[TileSplit]:
+    """Scale-up: the threadblocks' tiles that grow from each warp's tile that registers hold, by ``side``."""
+    growth, found = _Growth(shape, dtype, device, reduction_step(dtype, device, side)), list[TileSplit]()
+    for warp in sorted(growth.sizes((side, side), growth.fits_registers, all_orders=True)):
         blocks = sorted(growth.sizes(warp, partial(growth.holds, warp)))
         found += [tile for size in blocks if (tile := growth.block(warp, size)) is not None]
     return found
@@ -134,6 +156,7 @@ class _Growth:
     shape: GemmShape
     dtype: str
     device: DeviceSpec
+    step: int  # of the matrix instruction
 
     def sizes(self, step: Sides, fits: Callable[[Sides], bool], *, all_orders: bool = False) -> list[Sides]:
         """The sizes that growing by whole ``step``s passes, the axis of the best score first, until none ``fits``.
@@ -170,7 +193,7 @@ class _Growth:
 
     def fits_registers(self, warp: Sides) -> bool:
         """L0's capacity: a thread's registers."""
-        split = TileSplit(rows=warp[0], columns=warp[1], depth=0, warp_rows=warp[0], warp_columns=warp[1])
+        split = self._split(warp, warp, 0)
         limit = self.device.matrix_register_limit or self.device.register_limit
         return fragment_registers(split, self.dtype, self.device) <= limit
 
@@ -188,17 +211,23 @@ class _Growth:
         if warps > min(most, WARPS_PER_TEU * self.device.teus_per_unit):
             return None
         for depth in self._depths():
-            tile = TileSplit(rows=size[0], columns=size[1], depth=depth, warp_rows=warp[0], warp_columns=warp[1])
+            tile = self._split(warp, size, depth)
             if tile_bytes(tile, self.dtype, self.device) <= static_shared_bytes(self.device):
                 return tile
         return None
+
+    def _split(self, warp: Sides, size: Sides, depth: int) -> TileSplit:
+        (rows, columns), (warp_rows, warp_columns) = size, warp
+        return TileSplit(
+            rows=rows, columns=columns, depth=depth, warp_rows=warp_rows, warp_columns=warp_columns, step=self.step
+        )
 
     def _depths(self) -> list[int]:
         """Steps of the reduction, the longest first: whole transactions, doubled up to a line, that pad little.
 
         Worked example: 64 halves of 576; 16 of 147, which 3 x 64 would pad by a fifth.
         """
-        step, extent = reduction_step(self.dtype, self.device), self.shape.depth
+        step, extent = self.step, self.shape.depth
         size = max(step, self.device.lowest_layer.transaction_bytes // self.shape.itemsize)
         sizes = sorted({step} | {size * 2**power for power in range(LINE_TRANSACTIONS.bit_length())}, reverse=True)
         least = ceil_div(extent, step) * step * (1 + MAX_DEPTH_WASTE)
@@ -241,8 +270,7 @@ def _program(
     split = candidate.split
     axes = tuple(axis.name for axis in product.axes)
     batch = (1,) * (len(axes) - 3)
-    step = reduction_step(product.inputs[0].dtype, device)
-    warp = RTile(axes=axes, shape=(*batch, split.warp_rows, split.warp_columns, step))
+    warp = RTile(axes=axes, shape=(*batch, split.warp_rows, split.warp_columns, split.step))
     block = RTile(axes=axes, shape=(*batch, split.rows, split.columns, split.depth))
     blocks = _blocks(candidate, shape)
     waste = max(padding_waste(shape.rows, split.rows), padding_waste(shape.columns, split.columns))

@@ -118,7 +118,7 @@ class TileSearch:
             tile = saturating
         if self._constant_score():
             self._stream(tile)
-        elif self._gains_nothing(tile, aligner):
+        elif all((score <= 0 for score, _, _ in self._next_rtile_shapes(tile, aligner))):
             self._add(tile, aligner, (), Trail(Move(0, tile, None, tile, 0.0, "streamed"), None))
         else:
             self._enlarge_tile(aligner.start((1,) * len(self.model.extents)), aligner, (), None, self.quotas[0])
@@ -263,10 +263,6 @@ class TileSearch:
         return None if size is None else (*tile[:axis], size, *tile[axis + 1 :])
 
     # ---- constant data reuse score -----------------------------------------------------------------------------
-
-    def _gains_nothing(self, tile: Shape, aligner: Aligner) -> bool:
-        """Whether no larger tile saves traffic in this layer."""
-        return all(score <= 0 for score, _, _ in self._next_rtile_shapes(tile, aligner))
 
     def _constant_score(self) -> bool:
         """Whether no axis saves traffic in any layer: element-wise operators, plain reductions (§3.2, "Scaling up").

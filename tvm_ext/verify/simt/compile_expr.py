@@ -331,7 +331,19 @@ def _reinterpret(scope: Scope, expr: Expr) -> Closure:
     def view(x: Value) -> Value:
         return np.ascontiguousarray(np.asarray(x, source)).view(target).reshape(np.shape(x))[()]
 
-    return lambda m: apply(view, value(m))
+    if source.itemsize == target.itemsize:
+        return lambda m: apply(view, value(m))
+
+    def run(m: Engine) -> Value:
+        """A vector (lanes or 1, elements) as one number."""
+        vector = value(m)
+        packed = np.ascontiguousarray(strip(vector)).view(target)[:, 0]
+        whole = packed[0] if len(packed) == 1 else packed
+        if type(vector) is not Tainted:
+            return whole
+        return Tainted(whole, np.broadcast_to(vector.origin, strip(vector).shape).max(axis=1))
+
+    return run
 
 
 _MAKERS: dict[str, Callable[[Scope, Any], Closure]] = {

@@ -62,23 +62,15 @@ def run(
 ) -> SimtRun:
     """Run ``kernels`` one after the other on copies of ``arrays``.
 
-    Parameters
-    ----------
-    kernels
-        From `lower`.
-    arrays
-        The function's inputs by name, in its shapes and dtypes. Tensors left out are outputs: poison until written, and
-        all of it to be written. Of a masked array, what is masked is poison and need not be written (an arena).
-    device
-        Whose warps, banks, sectors and limits count.
-    blocks
-        Linear numbers of the blocks to run (``x`` fastest), those that a kernel has; all blocks if None. With some
-        blocks only, nothing is said about elements that nobody wrote.
+    * ``kernels``: from `lower`.
+    * ``arrays``: the function's inputs by name, in its shapes and dtypes. Tensors left out are outputs: poison until
+      written, and all of it to be written. Of a masked array, what is masked is poison and need not be written (an
+      arena).
+    * ``device``: whose warps, banks, sectors and limits count.
+    * ``blocks``: linear numbers of the blocks to run (``x`` fastest), those that a kernel has; all blocks if None. With
+      some blocks only, nothing is said about elements that nobody wrote.
 
-    Raises
-    ------
-    InputError
-        for a missing or wrong array, and for anything in a kernel that the interpreter does not know.
+    Raises InputError for a missing or wrong array, and for anything in a kernel that the interpreter does not know.
     """
     spec = lookup(device) if isinstance(device, str) else device
     hardware, findings = Hardware.of(spec), Findings()
@@ -97,7 +89,9 @@ def run(
         _check_written(kernels, memories, whole, findings)
     names = [tensor for tensor in kernels[0].tensors if tensor.name in touched]
     return SimtRun(
-        outputs={t.name: memories[t.name].typed(storage_dtype(t.dtype)).reshape(t.shape) for t in names},
+        outputs={
+            t.name: memories[t.name].typed(storage_dtype(t.dtype))[: prod(t.shape)].reshape(t.shape) for t in names
+        },
         written={t.name: memories[t.name].written().reshape(t.shape) for t in names},
         findings=findings.all(),
         counters=_counters(records, hardware),
@@ -127,10 +121,11 @@ def _memory(tensor: GlobalTensor, arrays: Mapping[str, Array], granules: Mapping
     dtype = storage_dtype(tensor.dtype)
     granule = granules.get(tensor.name, dtype.itemsize)
     given = arrays.get(tensor.name)
+    count = prod(tensor.shape)
     # all bits set: NaN for floats, an odd number for integers
-    poison = np.full(prod(tensor.shape) * dtype.itemsize, 0xFF, np.uint8).view(dtype)
+    poison = np.full(max(1, count) * dtype.itemsize, 0xFF, np.uint8).view(dtype)
     if given is None:
-        return GlobalMemory(poison, np.full(len(poison), NEVER_WRITTEN, np.int32), granule)
+        return GlobalMemory(poison, np.full(len(poison), NEVER_WRITTEN, np.int32), granule, count)
     if tuple(given.shape) != tensor.shape or given.dtype != dtype:
         raise InputError(
             f"{tensor.name} is {given.dtype}{list(given.shape)}, the function has {tensor.dtype}{list(tensor.shape)}"
@@ -138,8 +133,8 @@ def _memory(tensor: GlobalTensor, arrays: Mapping[str, Array], granules: Mapping
     if np.ma.isMaskedArray(given):
         masked = np.ma.getmaskarray(given).reshape(-1)
         array = np.where(masked, poison, np.ma.getdata(given).reshape(-1))
-        return GlobalMemory(array, np.where(masked, np.int32(NEVER_WRITTEN), np.int32(0)), granule)
-    return GlobalMemory(np.array(given, order="C").reshape(-1), None, granule)
+        return GlobalMemory(array, np.where(masked, np.int32(NEVER_WRITTEN), np.int32(0)), granule, count)
+    return GlobalMemory(np.resize(given, len(poison)), None, granule, count)
 
 
 def compile_kernel(kernel: DeviceKernel) -> tuple[Scope, Run, dict[str, int]]:

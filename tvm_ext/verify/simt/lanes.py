@@ -33,14 +33,9 @@ class Mask:
 class Lanes:
     """Geometry of a batch of blocks.
 
-    Parameters
-    ----------
-    extents
-        Thread tag (``"threadIdx.x"``, ``"blockIdx.y"``, ...) to extent; absent tags count as 1.
-    blocks
-        Linear numbers of the batch's blocks, ``x`` fastest.
-    warp_lanes
-        Threads of a warp: 32, or 64 of an AMD wavefront.
+    * ``extents``: thread tag (``"threadIdx.x"``, ``"blockIdx.y"``, ...) to extent; absent tags count as 1.
+    * ``blocks``: linear numbers of the batch's blocks, ``x`` fastest.
+    * ``warp_lanes``: threads of a warp: 32, or 64 of an AMD wavefront.
     """
 
     def __init__(self, extents: Mapping[str, int], blocks: Sequence[int], warp_lanes: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tvm_ext.analysis.device_code import constant_int
 from tvm_ext.devices.gpu import WARP
-from tvm_ext.ir.matrix_units.mfma import MFMA, WORDS
+from tvm_ext.ir.matrix_units.mfma import INSTRUCTIONS, QUAD, WAVE, WORDS, MatrixInstruction
 from tvm_ext.support.arrays import Array
 
 from .compile_expr import compile_expression
@@ -32,7 +32,7 @@ from .local_memory import View
 from .machine import Closure, Engine, Run, Site
 from .number_types import PTX_DTYPES, storage_dtype, to_dtype
 from .scope import Scope
-from .values import NEVER_WRITTEN, Tainted, Value, apply, in_lanes, origin_of, strip
+from .values import NEVER_WRITTEN, Tainted, Value, aligned, apply, in_lanes, origin_of, strip
 from .warp_calls import Pointer, compile_pointer
 
 if TYPE_CHECKING:
@@ -300,40 +300,42 @@ def _wmma_mma(scope: Scope, call: Call) -> Run:
     return run
 
 
-# --- mfma: four elements of each fragment in each of 64 lanes -----------------------------------------------------
-WAVE, GROUPS = 64, (4, 16, 4)  # lanes as (groups, lanes of a group), and their elements
+# --- mfma: some elements of each fragment in each of 64 lanes -----------------------------------------------------
+def _mfma(instruction: MatrixInstruction) -> Callable[[Scope, list[Expr]], Closure]:
+    """``v_mfma`` of A, B and C, then three fields that are zero; sums as `fragments.mma` rounds them."""
+    side, groups = instruction.side, WAVE // instruction.side
+    count = side * side // WAVE
+    factors = storage_dtype("bfloat16" if instruction.dtype == WORDS else instruction.dtype)
+    words = 1 if instruction.dtype == "int8" else instruction.elements  # of a lane's factor, as LLVM has it
+    result_dtype, wide = ("int32", np.int64) if instruction.dtype == "int8" else ("float32", np.float64)
 
-
-def _mfma(dtype: str) -> Callable[[Scope, list[Expr]], Closure]:
-    """``v_mfma_f32_16x16x16`` of A, B and C, then three fields that are zero; sums as `fragments.mma` rounds them."""
+    def lanes_of(matrix: Array) -> Array:
+        """(wave, row, column) as a lane has it: (lanes, quads of rows)."""
+        quads = matrix.reshape(-1, count // QUAD, groups, QUAD, side).transpose(0, 2, 4, 1, 3)
+        return np.asarray(quads.reshape(-1, count))
 
     def make(scope: Scope, arguments: list[Expr]) -> Closure:
         parts = [compile_expression(scope, argument) for argument in arguments[:3]]
         site = scope.site("mfma")
 
+        def factor(m: Engine, value: Value) -> tuple[Array, Array]:
+            """(wave, line, group and element of it), and by (wave, line) the worst origin."""
+            own = np.ascontiguousarray(in_lanes(strip(value), m.lanes.count, words)).view(factors).astype(np.float64)
+            lines = own.reshape(-1, groups, side, instruction.elements).swapaxes(1, 2)
+            origin = np.broadcast_to(aligned(origin_of(value), 2), (m.lanes.count, words))
+            return lines.reshape(-1, side, instruction.depth), origin.reshape(-1, groups, side, words).max(axis=(1, 3))
+
         def run(m: Engine) -> Value:
             m.whole_warps(site, "mfma")
-            values = [part(m) for part in parts]
-            plain = [in_lanes(strip(value), m.lanes.count, 4).reshape(-1, *GROUPS) for value in values]
-            a, b = (np.ascontiguousarray(x).view(storage_dtype(dtype)).astype(np.float64) for x in plain[:2])
-            # a: (group, row, k of the group); b: (group, column, k); c: (group, column, row of the group)
-            result = to_dtype(
-                np.einsum("wgie,wgje->wij", a, b).reshape(-1, 4, 4, 16).swapaxes(2, 3) + plain[2], "float32"
-            )
+            (a, a_from), (b, b_from) = (factor(m, part(m)) for part in parts[:2])
+            sums = parts[2](m)
+            added = lanes_of(a @ b.swapaxes(1, 2)).astype(wide) + in_lanes(strip(sums), m.lanes.count, count)
             waves = int(m.mask.flags.reshape(-1, WAVE).any(axis=1).sum())
             m.record.mma_count += waves
-            m.record.flops += 2 * 16**3 * waves
-            origins = [
-                np.broadcast_to(np.asarray(origin_of(value)), (m.lanes.count, 4)).reshape(-1, *GROUPS)
-                for value in values
-            ]
-            lanes = np.asarray(result).reshape(m.lanes.count, 4)
-            if not any(origin.any() for origin in origins):
-                return lanes
-            rows = origins[0].max(axis=(1, 3)).reshape(-1, 4, 1, 4)  # of the result's group, its row of four
-            columns = origins[1].max(axis=(1, 3)).reshape(-1, 1, 16, 1)
-            poison = np.maximum(np.maximum(rows, columns), origins[2])
-            return Tainted(lanes, np.ascontiguousarray(poison).reshape(m.lanes.count, 4).astype(np.int32))
+            m.record.flops += 2 * WAVE * instruction.lane_products * waves
+            lanes, poison = to_dtype(added, result_dtype), np.maximum(a_from[:, :, None], b_from[:, None, :])
+            origin = np.maximum(lanes_of(poison), aligned(origin_of(sums), 2)).astype(np.int32)
+            return Tainted(lanes, origin) if origin.any() else lanes
 
         return run
 
@@ -342,8 +344,8 @@ def _mfma(dtype: str) -> Callable[[Scope, list[Expr]], Closure]:
 
 def install(scope: Scope) -> None:
     """Make these calls known to ``scope``."""
-    for held, name in MFMA.items():
-        scope.special_externs[name] = _mfma("bfloat16" if held == WORDS else held)
+    for instruction in INSTRUCTIONS:
+        scope.special_externs[instruction.name] = _mfma(instruction)
     scope.effects.update({
         "tirx.ptx_legacy.ldmatrix": _ldmatrix, "tirx.ptx_legacy.mma": _mma,
         "tirx.mma_fill_legacy": _mma_fill, "tirx.mma_fill": _mma_fill,

@@ -54,6 +54,7 @@ class AddressableMemory:
         self, rows: Array, *, granule: int, origin: Array | None, shadow: Shadow | BlocksShadow | None
     ) -> None:
         self.bytes = rows
+        self.row_bytes = rows.shape[1]  # in bounds
         self.granule = granule
         self.origin = origin  # per cell; None: all sound
         self.shadow = shadow
@@ -230,12 +231,12 @@ class AddressableMemory:
         else:
             spread = np.broadcast_to(where, (m.lanes.count, where.shape[1]))
             element = spread if m.mask.index is None else spread[lane]
-        size = self.bytes.shape[1] // view.dtype.itemsize
+        size = self.row_bytes // view.dtype.itemsize
         if len(lane) and (int(element.min()) < 0 or int(element.max()) >= size):
             wrong = (element < 0) | (element >= size)
             first = np.argwhere(wrong)[0]
             tell_bounds(m, view, int(element[tuple(first)]), int(lane[first[0]]), size, int(wrong.sum()))
-            element = np.clip(element, 0, size - 1)
+            element = np.clip(element, 0, max(0, size - 1))
         return Request(lane=lane, element=element, vector=vector)
 
     def _locate(self, m: Engine, view: View, request: Request) -> tuple[Array, Array]:
@@ -333,18 +334,19 @@ class SharedMemory(AddressableMemory):
 
 
 class GlobalMemory(AddressableMemory):
-    """A tensor in global memory: ``array`` itself, flat, is read and written.
+    """A tensor of ``count`` elements in global memory: ``array`` itself, flat, is read and written.
 
     ``origin`` says for each element whether its contents were there before (None: all). ``granule`` is the size of the
-    smallest elements that kernels see here.
+    smallest elements that kernels see here. An ``array`` of an empty tensor has one, out of bounds.
     """
 
     scope = "global"
 
-    def __init__(self, array: Array, origin: Array | None, granule: int) -> None:
+    def __init__(self, array: Array, origin: Array | None, granule: int, count: int) -> None:
         rows = array.reshape(-1).view(np.uint8).reshape(1, -1)
         spread = None if origin is None else np.repeat(origin, array.dtype.itemsize // granule)
         super().__init__(rows, granule=granule, origin=spread, shadow=None)
+        self.row_bytes = count * array.dtype.itemsize
         self._cells_per_element = array.dtype.itemsize // granule
 
     def watch(self, *, written: bool, synchronised: bool) -> None:
@@ -356,9 +358,10 @@ class GlobalMemory(AddressableMemory):
 
     def written(self) -> Array:
         """By element, whether it holds something."""
+        cells = self.row_bytes // self.granule
         if self.origin is None:
-            return np.ones(self.bytes.size // self.granule // self._cells_per_element, bool)
-        return np.asarray((self.origin != NEVER_WRITTEN).reshape(-1, self._cells_per_element).all(axis=1))
+            return np.ones(cells // self._cells_per_element, bool)
+        return np.asarray((self.origin[:cells] != NEVER_WRITTEN).reshape(-1, self._cells_per_element).all(axis=1))
 
     def change(self, m: Engine, view: View, request: Request, value: int, event: int) -> None:
         """An atomic access by one thread has left ``value`` here."""

@@ -46,15 +46,9 @@ CASES: dict[str, tuple[Any, Any]] = {
         lambda x: op.reshape(op.split(x, [4], axis=2)[1], (2, 6, 2, 4)),
         lambda a: a[:, :, 4:].reshape(2, 6, 2, 4),
     ),
-    "a slice": (
-        lambda x: op.strided_slice(x, [1, 2], [1, 2], [6, 11], [2, 3]),
-        lambda a: a[:, 1:6:2, 2:11:3],
-    ),
+    "a slice": (lambda x: op.strided_slice(x, [1, 2], [1, 2], [6, 11], [2, 3]), lambda a: a[:, 1:6:2, 2:11:3]),
     "one place": (lambda x: op.take(x, relax.const(-1, "int64"), axis=1), lambda a: a[:, -1]),
-    "every head twice": (
-        lambda x: op.take(x, relax.const(np.arange(6).repeat(2)), axis=1),
-        lambda a: a.repeat(2, 1),
-    ),
+    "every head twice": (lambda x: op.take(x, relax.const(np.arange(6).repeat(2)), axis=1), lambda a: a.repeat(2, 1)),
     "heads repeated by broadcasting": (
         lambda x: op.reshape(op.broadcast_to(op.expand_dims(x, [2]), (2, 6, 2, 12)), (2, 12, 12)),
         lambda a: a.repeat(2, 1),

@@ -112,11 +112,7 @@ _QUANTISED_CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
         {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]},
     ),
     "softmax": ("QLinearSoftmax", [_A, *_pair(0.05, 128), *_pair(1 / 256, 0)], {"axis": -1, "opset": 13}),
-    "choice": (
-        "QLinearWhere",
-        [_B > 100, _B, *_pair(0.1, 7), _codes(6, 5), *_pair(0.2, 130), *_pair(0.25, 90)],
-        {},
-    ),
+    "choice": ("QLinearWhere", [_B > 100, _B, *_pair(0.1, 7), _codes(6, 5), *_pair(0.2, 130), *_pair(0.25, 90)], {}),
     "join": (
         "QLinearConcat",
         [*_pair(0.25, 90), _A, *_pair(0.1, 7), _codes(2, 1, 5), *_pair(0.25, 90), _codes(2, 3, 5), *_pair(0.3, 80)],

@@ -64,11 +64,7 @@ REFUSED: dict[str, tuple[NodeCase, str]] = {
     "unpooled to less": (
         NodeCase(
             operator="MaxUnpool",
-            operands={
-                "x": np.ones((1, 1, 2), "f"),
-                "i": np.zeros((1, 1, 2), np.int64),
-                "shape": np.asarray([1, 1, 3]),
-            },
+            operands={"x": np.ones((1, 1, 2), "f"), "i": np.zeros((1, 1, 2), np.int64), "shape": np.asarray([1, 1, 3])},
             attributes={"kernel_shape": [2], "strides": [2]},
             known=("shape",),
         ),

@@ -12,6 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.dot_rows import row_of, use_models_of_missing_instructions
 from tvm_ext import relay
+from tvm_ext._tvm import Call, nodes_in
+from tvm_ext.analysis.relax_values import dtype_of, operator_name
+from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import ModelError
 from tvm_ext.relay_passes.narrow_products import NarrowProducts
 
@@ -150,6 +153,36 @@ def test_heads_are_multiplied_by_the_instruction(monkeypatch: Any) -> None:
     text = str(NarrowProducts(device)(mod).script())
     assert "by_groups" in text
     assert "R.matmul" not in text
+
+
+def _bytes_model(operator: str, kind: str) -> tuple[onnx.ModelProto, tuple[int, ...]]:
+    writer, rng = Writer(), np.random.default_rng(3)
+    shape = (1, 5, 9, 11) if operator == "Conv" else (3, 12, 12)
+    x = writer.through_bytes("x", 0.03, np.array(100 if kind == "int8" else 0, kind))
+    if operator == "heads":
+        y = writer.add("MatMul", x, writer.through_bytes("x", 0.04, np.array(17, kind)))
+    else:
+        weight = rng.integers(-128, 128, (7, 5, 3, 3) if operator == "Conv" else (12, 21)).astype("int8")
+        scale = rng.uniform(0.001, 0.002, 7 if operator == "Conv" else 21).astype("float32")
+        given = writer.dequantised(weight, scale, 0 if operator == "Conv" else 1)
+        y = writer.add(operator, x, given, **({"pads": [1, 0, 2, 1], "strides": [2, 1]} if operator == "Conv" else {}))
+    return writer.model(shape, writer.through_bytes(y, 0.1, np.array(3, kind))), shape
+
+
+@pytest.mark.parametrize(("operator", "kind"), [("Conv", "uint8"), ("MatMul", "int8"), ("heads", "uint8")])
+def test_matrix_units_take_signed_bytes(operator: str, kind: str) -> None:
+    model, shape = _bytes_model(operator, kind)
+    mod = relay.bind_params(*relay.frontend.from_onnx(model))
+    data = np.random.default_rng(0).uniform(-4, 4, shape).astype("float32")
+    results = []
+    for each in (mod, NarrowProducts(lookup("amd-mi300x"))(mod)):
+        ours = relay.GraphModule(relay.build(each, "llvm", enable_roller=False)["default"](relay.tvm.cpu()))
+        ours.run(x=data)
+        results.append(ours.get_output(0).numpy())
+        products = [call for call in nodes_in(each, Call) if operator_name(call) in ("relax.matmul", "relax.nn.conv2d")]
+        types = {dtype_of(argument) for argument in products[0].args}
+        assert types == ({"int32"} if each is mod else {"int8"})
+    np.testing.assert_array_equal(*results)
 
 
 def test_a_residual_block_stays_in_bytes(monkeypatch: Any) -> None:

@@ -12,13 +12,7 @@ import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from tests.unit.relay_passes.onnx.single_nodes import (
-    assert_same,
-    built,
-    cleaned,
-    floats,
-    model_of,
-)
+from tests.unit.relay_passes.onnx.single_nodes import assert_same, built, cleaned, floats, model_of
 from tvm_ext.errors import ModelError
 
 

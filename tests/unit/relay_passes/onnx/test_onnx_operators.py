@@ -14,14 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.support.operator_types.definitions import transposed_convolution, wrapped
 from tests.support.small_models import onnx_model
-from tests.unit.relay_passes.onnx.single_nodes import (
-    assert_same,
-    built,
-    check_rewriting,
-    cleaned,
-    floats,
-    model_of,
-)
+from tests.unit.relay_passes.onnx.single_nodes import assert_same, built, check_rewriting, cleaned, floats, model_of
 from tvm_ext import relay
 from tvm_ext.errors import IndexRangeError, ModelError
 from tvm_ext.relay_passes.onnx.operators import tables

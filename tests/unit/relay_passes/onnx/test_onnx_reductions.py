@@ -11,13 +11,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from tests.support.small_models import onnx_model
-from tests.unit.relay_passes.onnx.single_nodes import (
-    assert_same,
-    built,
-    cleaned,
-    floats,
-    model_of,
-)
+from tests.unit.relay_passes.onnx.single_nodes import assert_same, built, cleaned, floats, model_of
 
 
 @pytest.mark.parametrize("what", ["Sum", "Prod", "Max", "Min", "L1", "L2", "LogSum", "LogSumExp", "SumSquare"])

@@ -10,12 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests.unit.relay_passes.onnx.single_nodes import (
-    bare_model_of,
-    built,
-    floats,
-    model_of,
-)
+from tests.unit.relay_passes.onnx.single_nodes import bare_model_of, built, floats, model_of
 from tvm_ext import relay
 from tvm_ext.errors import ModelError
 from tvm_ext.relay_passes.onnx.import_model import checked_graph, clean_graph
@@ -52,22 +47,12 @@ ROW = {"x": floats(2, 5)}
             {},
             "indices of shape",
         ),
-        (
-            "NonMaxSuppression",
-            {"x": floats(1, 3, 4), "s": floats(1, 1, 2)},
-            {},
-            {"n": np.asarray([3])},
-            "scores of",
-        ),
+        ("NonMaxSuppression", {"x": floats(1, 3, 4), "s": floats(1, 1, 2)}, {}, {"n": np.asarray([3])}, "scores of"),
         ("Mod", {"x": np.asarray([3])}, {}, {"z": np.asarray([0])}, "zero"),
     ],
 )
 def test_refused_by_name(
-    operator: str,
-    inputs: Mapping[str, Any],
-    attributes: Mapping[str, Any],
-    constants: Mapping[str, Any],
-    match: str,
+    operator: str, inputs: Mapping[str, Any], attributes: Mapping[str, Any], constants: Mapping[str, Any], match: str
 ) -> None:
     outputs = ["y", "z"] if operator in ("Split", "TopK") else ["y"]
     node = helper.make_node(operator, [*inputs, *constants], outputs, "culprit", **attributes)

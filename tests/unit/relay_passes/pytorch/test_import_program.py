@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 
 from tests.support import torch_operators
 from tests.support.exported_models.programs import run_program
@@ -115,7 +117,51 @@ def test_only_programs_are_imported() -> None:
         relay.frontend.from_torch(torch.nn.Linear(2, 2))
 
 
+def scripted(folder: Path, name: str, module: Any) -> Path:
+    torch.jit.save(torch.jit.script(module.eval()), folder / name)
+    return folder / name
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_torchscript_file_is_imported_with_shapes_and_dtypes(tmp_path: Path) -> None:
+    """Its inputs keep their names, which torch's converter changes."""
+    module = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 3))
+    path = scripted(tmp_path, "words.pt", module)
+    mod, params = relay.frontend.from_torch(path, {"input": (2, 3)}, {"input": "int64"})
+    lib = relay.build(mod, "llvm", params=params)
+    assert lib.report.model == "words"
+    run = relay.GraphModule(lib["default"](tvm.cpu()))
+    ids = torch.arange(6).reshape(2, 3)
+    run.run(input=ids.numpy())
+    wanted = module(ids).detach().numpy()
+    assert np.linalg.norm(run.get_output(0).numpy() - wanted) <= 1e-5 * np.linalg.norm(wanted)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_file_that_is_not_understood_says_what_to_do(tmp_path: Path) -> None:
+    path = scripted(tmp_path, "layer.pt", torch.nn.Linear(3, 4))
+    for shape, dtype, message in (
+        ({}, {}, r"shape of input 'input'(.|\n)*--shape input="),
+        ({"x": (1, 3)}, {}, r"no input 'x'(.|\n)*are input"),
+        ({"input": (1, 3)}, {"input": "floot"}, "no dtype 'floot'"),
+        ({"input": (1, 5)}, {}, r"makes no program(.|\n)*torch\.export\.save"),
+    ):
+        with pytest.raises((InputError, ModelError), match=message):
+            relay.frontend.from_torch(path, shape, dtype)
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "weights.pt")
+    with pytest.raises(ModelError, match="no program"):
+        relay.frontend.from_torch(tmp_path / "weights.pt")
+
+
+def test_a_program_is_read_from_its_file(tmp_path: Path) -> None:
+    torch.export.save(exported(torch.nn.Linear(3, 4), torch.zeros(1, 3)), tmp_path / "layer.pt2")
+    mod, params = relay.frontend.from_torch(tmp_path / "layer.pt2")
+    assert next(list(param.ty.shape) for param in mod["main"].params) == [1, 3] and len(params) == 2
+
+
 def test_without_torch_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UnsupportedEnvironmentError, match=r"needs torch(.|\n)*tvm-ext\[models\]"):
         relay.frontend.from_torch(object())
+    with pytest.raises(UnsupportedEnvironmentError, match="files of PyTorch needs torch"):
+        relay.frontend.from_torch("model.pt")

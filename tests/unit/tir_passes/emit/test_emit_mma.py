@@ -69,11 +69,7 @@ def test_every_transposition_of_a_matmul(device: str, ta: bool, tb: bool) -> Non
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("device", [AMPERE, VOLTA])
-@pytest.mark.parametrize(
-    "shape",
-    [(127, 61, 37), (17, 16, 2), (50, 30, 70), (33, 100, 64)],
-    ids=str,
-)
+@pytest.mark.parametrize("shape", [(127, 61, 37), (17, 16, 2), (50, 30, 70), (33, 100, 64)], ids=str)
 def test_shapes_that_no_tile_divides(device: str, shape: tuple[int, int, int]) -> None:
     check(matmul(*shape), device)
 

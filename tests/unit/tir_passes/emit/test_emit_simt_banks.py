@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tir_passes.emit.simt_operators import (
-    V100,
-    anchor_of,
-    conv2d,
-    depthwise,
-    matmul,
-    with_tiles,
-)
+from tests.unit.tir_passes.emit.simt_operators import V100, anchor_of, conv2d, depthwise, matmul, with_tiles
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.tir_passes.emit.simt_tiles.banks import read_pattern, turns, write_patterns
 from tvm_ext.tir_passes.emit.simt_tiles.box import CopyShape

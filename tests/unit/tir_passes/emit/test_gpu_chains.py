@@ -33,7 +33,7 @@ from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda
 from tvm_ext.verify import simt, verify
-from tvm_ext.verify.verification import cpu_reference
+from tvm_ext.verify.cpu_reference import cpu_reference
 
 AMPERE, HOPPER, VOLTA, TURING, AMD = "nvidia-a100", "nvidia-h200", "nvidia-v100", "nvidia-t4", "amd-mi50"
 ROUNDING = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-6}

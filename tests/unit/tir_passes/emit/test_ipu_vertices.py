@@ -150,10 +150,7 @@ CASES: dict[str, tuple[Callable[[], tuple[te.Tensor, ...]], Callable[..., np.nda
     "reshape": (_reshape, lambda x: x.reshape(23, 11)),
     "power": (_power, lambda x: np.abs(x) ** 1.5),
 }
-DEVICES = {
-    "whole": IPU,
-    "rounds": small(7, 256),
-}
+DEVICES = {"whole": IPU, "rounds": small(7, 256)}
 
 
 def is_close(found: np.ndarray, wanted: np.ndarray) -> bool:

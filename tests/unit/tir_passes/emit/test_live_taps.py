@@ -58,15 +58,7 @@ def test_a_tile_takes_each_tap_that_meets_an_element() -> None:
     """`LiveTaps.span` against all places of a tile."""
     for stride, dilation, low, size in [(1, 12, 12, 16), (2, 5, 7, 9), (3, 4, 0, 5), (1, 1, 1, 4), (2, 3, 20, 3)]:
         axis = WindowAxis(
-            variable=None,
-            tap=None,
-            extent=20,
-            taps=5,
-            stride=stride,
-            dilation=dilation,
-            before=low,
-            first=0,
-            size=size,
+            variable=None, tap=None, extent=20, taps=5, stride=stride, dilation=dilation, before=low, first=0, size=size
         )
         taps = LiveTaps(outputs=0, taps=1, axis=axis)
         for start in range(20):

@@ -90,9 +90,7 @@ CHUNKS = [1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 32]
 @pytest.mark.sampled
 @pytest.mark.parametrize("units_per_chunk", [1, 2, 4, 8])
 @pytest.mark.parametrize(
-    ("chunks", "pitches"),
-    [*((c, ODD_PITCHES) for c in CHUNKS), *((c, EVEN_PITCHES) for c in CHUNKS[1:])],
-    ids=str,
+    ("chunks", "pitches"), [*((c, ODD_PITCHES) for c in CHUNKS), *((c, EVEN_PITCHES) for c in CHUNKS[1:])], ids=str
 )
 def test_padded_rows_are_written_without_conflicts(chunks: int, pitches: tuple[int, int], units_per_chunk: int) -> None:
     """Of units of 16, 8, 4 and 2 bytes; 32 lanes of 2 bytes write half a wavefront."""

@@ -73,6 +73,19 @@ def test_a_schedule_that_launches_from_a_loop_of_the_host_is_not_taken() -> None
     assert "GeneralReduction" not in choice.reason
 
 
+def test_a_schedule_that_launches_over_nothing_is_not_taken() -> None:
+    """dlight binds 1024 threads to no elements, and TVM's runtime launches a block of them at the least."""
+    func = legalised(relax.op.nn.relu, (0, 4))
+    kernel, choice = made(func)
+    device, target = device_for_target("nvidia-a100")
+    assert choice.path == "fallback"
+    with target:
+        assert check_kernel("relu", kernel, func, device, target).launches == 0
+        (rule,) = (rule for rule in gpu_schedule_rules() if type(rule).__name__ == "Fallback")
+        taken = check_kernel("relu", rule.apply(func, target, False).mod["main"], func, device, target)
+    assert "out of bounds of x0[0]" in taken.problem and "it has 0 elements" in taken.problem
+
+
 # (rows, columns) of a matrix times a vector: dlight's GEMV has 16 rows a block, with a condition where some are none
 @pytest.mark.parametrize(("rows", "columns"), [(5, 5), (17, 33), (16, 64)])
 def test_a_schedule_that_stores_beyond_its_result_is_not_taken(rows: int, columns: int) -> None:

@@ -25,8 +25,7 @@ from tvm_ext.tir_passes.plan.panel import divide
 from tvm_ext.tir_passes.plan.plan_kernels import plan
 
 PLAN = plan_build(
-    "llvm",
-    BuildOptions(device="cpu-cascade-lake", enable_persistent_fusion=True, num_threads=1, database="off"),
+    "llvm", BuildOptions(device="cpu-cascade-lake", enable_persistent_fusion=True, num_threads=1, database="off")
 )
 
 

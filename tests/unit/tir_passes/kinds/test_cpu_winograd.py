@@ -161,11 +161,7 @@ def test_every_tile_that_is_listed_computes_the_same(always, rng):
     assert error(run(kernel, choice, [data, weights, bias], wanted.shape, "float32"), wanted) < 5e-6
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"taps": 5}, {"stride": 2}, {"dilation": 2}, {"lanes": 8}],
-    ids=str,
-)
+@pytest.mark.parametrize("changed", [{"taps": 5}, {"stride": 2}, {"dilation": 2}, {"lanes": 8}], ids=str)
 def test_other_convolutions_keep_direct_sums(changed, always):
     func = convolution(1, 32, 32, 8, 8, **changed)
     assert not isinstance(part_of(func), cpu_winograd.WinogradPart)

@@ -28,6 +28,10 @@ from tests.support.pipelining.simt import simt_kernels
 from tests.support.pipelining.stock import specialised, symbolic_compute
 from tests.support.pipelining.tiles import tile_kernels
 from tests.support.pipelining.traps import trap_kernels
+from tvm_ext._tvm import te, topi
+from tvm_ext.devices.device_db import lookup
+from tvm_ext.options import BuildOptions
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.verify.verification import verify
 
 ALCOP = Path(__file__).resolve().parents[4] / "benchmarks" / "workloads" / "alcop_ops.csv"
@@ -87,6 +91,16 @@ def test_on_an_amd_gpu(name: str) -> None:
     """LLVM's back end unrolls no loop by itself, so that register versions are unrolled by TVM."""
     item = prove(KERNELS[name], "amd-mi50", Wanted(shared_stages=2, register_stages=2))
     assert item.plan.buffers
+
+
+def test_a_loop_of_which_one_step_loads_ahead() -> None:
+    """Stock CompactBufferAllocation gave a buffer an extent by the variable of this kernel's loop of two steps."""
+    x, w = te.placeholder((1, 32, 27, 27), "float32", "x"), te.placeholder((128, 32, 3, 3), "float32", "w")
+    func = te.create_prim_func([x, w, topi.nn.conv2d_nchw(x, w, 1, 1, 1)])
+    kernel = construct_kernel(func, "convolution", lookup("amd-mi300x"), BuildOptions())
+    assert "v_rc_step in range(T.int64(2))" in kernel.script()
+    result = verify(kernel, "amd-mi300x", blocks=(0, 223))
+    assert result.ok, str(result)
 
 
 @pytest.mark.slow

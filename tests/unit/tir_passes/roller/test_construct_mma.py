@@ -90,7 +90,7 @@ def matmul_product(m: int, n: int, k: int) -> TensorExpr:
 def test_tiles_grow_by_whole_fragments_along_the_better_axis(shape: tuple[int, int, int]) -> None:
     """Every tile has a smaller neighbour by one warp or is a warp; none of a square product is a line of warps only."""
     spec = device_db.lookup("a100")
-    tiles = _tiles(shape_of(half(matmul(*shape))), "float16", spec)
+    tiles = _tiles(shape_of(half(matmul(*shape))), "float16", spec, 16)
     assert len(set(tiles)) == len(tiles)
     known = {(tile.warp_rows, tile.warp_columns, tile.rows, tile.columns) for tile in tiles}
     for down, across, rows, columns in known:

@@ -13,7 +13,7 @@ from tests.support.simt.good_kernels_tensor import tensor_core_kernels
 from tests.unit.verify.simt.small_kernels import DEVICE, kinds, lowered, run
 from tvm_ext._tvm import Call, Schedule, structural_map, te, tirx
 from tvm_ext.verify import simt, verify
-from tvm_ext.verify.verification import cpu_reference
+from tvm_ext.verify.cpu_reference import cpu_reference
 
 TARGETS: dict[str, tuple[str, Any]] = {
     "cuda": ("nvidia-a100", None),  # shuffles

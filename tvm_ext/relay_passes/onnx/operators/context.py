@@ -28,16 +28,10 @@ INTEGERS = tuple(onnx.TensorProto.DataType.Value(f"{sign}INT{bits}") for sign in
 class Context:
     """The surroundings of a node.
 
-    Attributes
-    ----------
-    types
-        Tensor name to type, as far as ONNX's inference knows it.
-    constants
-        Tensor name to value.
-    opset
-        Version of the standard operator set.
-    taken
-        Every tensor name in use.
+    * ``types``: tensor name to type, as far as ONNX's inference knows it.
+    * ``constants``: tensor name to value.
+    * ``opset``: version of the standard operator set.
+    * ``taken``: every tensor name in use.
     """
 
     types: Mapping[str, onnx.TypeProto]
@@ -257,12 +251,8 @@ CONVERTERS: dict[str, Converter] = {}
 def rule(*operators: str, types: Collection[int] = (), replaces: bool = False) -> Callable[[Rule], Rule]:
     """A row of `RULES`.
 
-    Parameters
-    ----------
-    types
-        The rule is for these element types of the first operand; all, and unknown ones, where none is named.
-    replaces
-        It always answers: `REPLACED`.
+    ``types``: the rule is for these element types of the first operand; all, and unknown ones, where none is named.
+    ``replaces``: it always answers: `REPLACED`.
     """
 
     def add(function: Rule) -> Rule:

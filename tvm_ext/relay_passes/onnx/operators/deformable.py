@@ -130,10 +130,7 @@ def _neighbours(pen: Pen, place: str, extent: int) -> list[tuple[str, str]]:
     behind_weight = pen.add("Sub", place, before)
     one, nought, last = map(pen.like, (1, 0, extent - 1))
     found = []
-    for number, weight in (
-        (before, pen.add("Sub", one, behind_weight)),
-        (pen.add("Add", before, one), behind_weight),
-    ):
+    for number, weight in ((before, pen.add("Sub", one, behind_weight)), (pen.add("Add", before, one), behind_weight)):
         within = pen.add("Min", pen.add("Max", number, nought), last)
         inside = pen.add("Equal", within, number)
         found.append((pen.cast(within, INT64), pen.add("Where", inside, weight, nought)))

@@ -20,12 +20,8 @@ from .context import BOOL, DOUBLE, FLOAT, FLOATING, INTEGERS, Pen, converter, ru
 class _Form:
     """An operator written by simpler ones: ``write(pen, x, *attributes)`` returns the result's name.
 
-    Attributes
-    ----------
-    types
-        Element types that are written so; halves are float32 by then (`decompose.WIDENED`). Empty: all.
-    attributes
-        Attribute -> its default; each is a constant of the operand's type.
+    ``types``: element types that are written so; halves are float32 by then (`decompose.WIDENED`). Empty: all.
+    ``attributes``: attribute -> its default; each is a constant of the operand's type.
     """
 
     types: tuple[int, ...]

@@ -84,11 +84,7 @@ def _old_sampling(pen: Pen) -> Sampling:
     mode = pen.text("mode", "nearest")
     if mode not in ("nearest", "linear", "bilinear"):
         raise pen.refusal(f"has the mode '{mode}'", "use nearest or linear, or a newer operator set")
-    return Sampling(
-        mode="nearest" if mode == "nearest" else "linear",
-        coordinates="asymmetric",
-        nearest_mode="",
-    )
+    return Sampling(mode="nearest" if mode == "nearest" else "linear", coordinates="asymmetric", nearest_mode="")
 
 
 def _axes(pen: Pen) -> list[ResizedAxis]:
@@ -131,10 +127,7 @@ def _rois(pen: Pen, axes: list[int]) -> dict[int, tuple[float, float]]:
 
 
 def _axes_by_scales(
-    pen: Pen,
-    indices: range | list[int] | tuple[()],
-    scales: Array | None,
-    rois: Mapping[int, tuple[float, float]],
+    pen: Pen, indices: range | list[int] | tuple[()], scales: Array | None, rois: Mapping[int, tuple[float, float]]
 ) -> list[ResizedAxis]:
     axes = []
     for index, scale in zip(indices, () if scales is None else scales, strict=True):
@@ -151,10 +144,7 @@ def _axes_by_scales(
 
 
 def _axes_by_sizes(
-    pen: Pen,
-    indices: list[int],
-    sizes: list[int],
-    rois: Mapping[int, tuple[float, float]],
+    pen: Pen, indices: list[int], sizes: list[int], rois: Mapping[int, tuple[float, float]]
 ) -> list[ResizedAxis]:
     extents = [_extent(pen, index) for index in indices]
     if any(size < 0 for size in sizes):
@@ -242,7 +232,7 @@ def _clipped(pen: Pen, name: str, code: int, working: int) -> str:
 
 def _sampled_axis(pen: Pen, x: str, axis: ResizedAxis, sampling: Sampling, code: int) -> str:
     if not sampling.nearest_mode:
-        sampling = _with_old_rounding(sampling, axis)
+        sampling = replace(sampling, nearest_mode="ceil" if axis.scale < 1 else "floor")
     table = axis_table(axis, sampling)
     rank = pen.rank(pen.x)
     assert rank is not None  # the axes were found by it
@@ -256,10 +246,6 @@ def _sampled_axis(pen: Pen, x: str, axis: ResizedAxis, sampling: Sampling, code:
         return y
     value = pen.constant(pen.attribute("extrapolation_value", 0.0), dtype)
     return pen.add("Where", pen.constant(table.outside.reshape(-1, *trailing)), value, y)
-
-
-def _with_old_rounding(sampling: Sampling, axis: ResizedAxis) -> Sampling:
-    return replace(sampling, nearest_mode="ceil" if axis.scale < 1 else "floor")
 
 
 def _gathered(pen: Pen, x: str, axis: int, table: AxisTable, dtype: np.dtype, trailing: tuple[int, ...]) -> str:

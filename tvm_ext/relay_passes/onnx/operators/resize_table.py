@@ -30,12 +30,8 @@ class Sampling:
 class ResizedAxis:
     """One axis that is resized.
 
-    Attributes
-    ----------
-    scale
-        Output by input extent, as the model gives it: `extent * scale` need not be integral.
-    roi
-        Start and end, 1 being the last element; only "tf_crop_and_resize" asks for them.
+    ``scale``: output by input extent, as the model gives it: `extent * scale` need not be integral. ``roi``: start and
+    end, 1 being the last element; only "tf_crop_and_resize" asks for them.
     """
 
     index: int
@@ -53,12 +49,8 @@ class ResizedAxis:
 class AxisTable:
     """Output element i is the sum over k of weights[i, k] * input[indices[i, k]], or the extrapolation value.
 
-    Attributes
-    ----------
-    indices, weights
-        Of shape (resized extent, taps); indices lie inside the input.
-    outside
-        Which outputs are extrapolated; None: none.
+    ``indices``, ``weights``: of shape (resized extent, taps); indices lie inside the input. ``outside``: which outputs
+    are extrapolated; None: none.
     """
 
     indices: Array

@@ -101,10 +101,7 @@ class FactorForm:
 
 
 FLOATS = FactorForm()
-FORMS = {
-    FLOAT: (FLOATS, FLOATS),
-    BFLOAT16: (FactorForm(dtype=BFLOAT16, columns=2), FactorForm(dtype="int32", rows=2)),
-}
+FORMS = {FLOAT: (FLOATS, FLOATS), BFLOAT16: (FactorForm(dtype=BFLOAT16, columns=2), FactorForm(dtype="int32", rows=2))}
 """Of keys and of values, by `Attention.products`."""
 
 

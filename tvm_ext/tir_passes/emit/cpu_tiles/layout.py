@@ -15,16 +15,7 @@ from tvm_ext.cost.cpu_tiles import tile_of
 from tvm_ext.cost.dot_products import DotProduct, dot_product, is_grouped_already
 from tvm_ext.cost.reduction_chunks import ReductionChunks, reduction_chunks, with_longer_runs
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.ir.build_ir import (
-    INDEX_DTYPE,
-    accumulator_dtype,
-    bind_at,
-    in_dtype,
-    index,
-    lanes_of,
-    load,
-    vectors,
-)
+from tvm_ext.ir.build_ir import INDEX_DTYPE, accumulator_dtype, bind_at, in_dtype, index, lanes_of, load, vectors
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
 

@@ -26,10 +26,7 @@ from .simt import simt_block
 def emit_chain(group: ChainGroup, tile: ChainTile, device: DeviceSpec, params: Sequence[Buffer]) -> SimtKernel:
     """The kernel of ``group`` in ``tile``, one of its own; ``params`` are the function's parameters.
 
-    Raises
-    ------
-    IllegalRewrite
-        where a product's value is not that of two tensors.
+    Raises IllegalRewrite where a product's value is not that of two tensors.
     """
     parts = read_chain(group, tile, device, params)
     make = mma_block if tile.units == "matrix units" else simt_block

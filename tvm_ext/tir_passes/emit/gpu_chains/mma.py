@@ -25,14 +25,7 @@ from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, index, load, loop, n
 from tvm_ext.ir.matrix_units.mfma import Mfma
 from tvm_ext.ir.matrix_units.operand import Factor
 from tvm_ext.ir.matrix_units.shared import SharedTile, rows_apart, shared_tile
-from tvm_ext.ir.matrix_units.warp import (
-    MMA_COLUMNS,
-    MmaSync,
-    Wmma,
-    multiplier,
-    rolled,
-    unrolled_by_compiler,
-)
+from tvm_ext.ir.matrix_units.warp import MMA_COLUMNS, MmaSync, Wmma, multiplier, rolled, unrolled_by_compiler
 from tvm_ext.ir.matrix_units.warp_place import WarpPlace, place_of
 from tvm_ext.ir.matrix_units.write import PIECE, TileCorner, write_tile
 from tvm_ext.ir.simt_ir import gpu_buffer
@@ -207,11 +200,7 @@ def _kept_by_wmma(parts: ChainParts, product: _MmaProduct, wmma: Wmma, first_row
         stored = wmma.store(staging.access_ptr("w", offset=base), STAGING_PITCH, i, j)
         return sequence(stored, loop(2, UNROLLED, "u", half))
 
-    return [
-        allocate(kept.buffer),
-        allocate(staging),
-        nest((wmma.rows, wmma.columns), UNROLLED, ("i", "j"), fragment),
-    ]
+    return [allocate(kept.buffer), allocate(staging), nest((wmma.rows, wmma.columns), UNROLLED, ("i", "j"), fragment)]
 
 
 def _next(parts: ChainParts, before: _MmaProduct, product: _MmaProduct, thread: Expr) -> Sequence[Stmt]:

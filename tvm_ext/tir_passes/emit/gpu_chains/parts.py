@@ -105,11 +105,7 @@ class KeptValues:
         return made_by(self.link.group) if self.link.group.epilogue else None
 
     def keep(
-        self,
-        at: tuple[Expr, Expr],
-        count: int,
-        element: Callable[[Expr], Expr],
-        put: Callable[[Expr, Expr], Stmt],
+        self, at: tuple[Expr, Expr], count: int, element: Callable[[Expr], Expr], put: Callable[[Expr, Expr], Stmt]
     ) -> Stmt:
         """``put(lane, value)`` for ``count`` columns from ``at``, (row, column), on.
 

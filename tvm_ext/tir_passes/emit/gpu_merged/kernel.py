@@ -136,12 +136,7 @@ class _LaunchWriter:
         """Entries in the table's order, each taken by whichever block is free."""
         entry, ticket, declared = self._entry_and_ticket()
         taken = self._take(ticket, entry)
-        return [
-            *declared,
-            taken,
-            self._walk(entry, _number(self.launch.table.entry_count), taken),
-            self._leave(),
-        ]
+        return [*declared, taken, self._walk(entry, _number(self.launch.table.entry_count), taken), self._leave()]
 
     def _entry_and_ticket(self) -> tuple[Buffer, Buffer, list[Stmt]]:
         """The entry at which a thread is, where a block shares what its first thread was told, and both declared."""

@@ -97,11 +97,7 @@ def in_one_order(program: RTaskProgram, waits: dict[int, tuple[int, ...]]) -> li
 
 
 def launch_table(
-    streams: Streams,
-    codes: dict[int, EntryCode],
-    waits: dict[int, tuple[int, ...]],
-    at: int,
-    order: Sequence[int] = (),
+    streams: Streams, codes: dict[int, EntryCode], waits: dict[int, tuple[int, ...]], at: int, order: Sequence[int] = ()
 ) -> LaunchTable:
     """The table of a launch whose blocks run ``streams``, to lie at word ``at``.
 

@@ -38,24 +38,16 @@ def emit_simt_rows(
 ) -> SimtKernel:
     """GPU kernels that run ``computations`` in order, as few launches as their data flow allows.
 
-    Parameters
-    ----------
-    computations
-        What `plan_kernels` puts into one row group: sums over rows, what is computed from them, injective computations.
-    device
-        A GPU (kind ``"cuda"``, ``"rocm"`` or ``"opencl"``); the same code serves all three.
-    kept
-        Buffers that others read, outputs among them: written to memory. The others live in registers, unless a
-        computation needs them in another order: then they are written as well, and the caller allocates them (scope
-        ``"global"``).
-    params
-        The function's parameters, which are addressed as runs of memory.
+    * ``computations``: what `plan_kernels` puts into one row group: sums over rows, what is computed from them,
+      injective computations.
+    * ``device``: a GPU (kind ``"cuda"``, ``"rocm"`` or ``"opencl"``); the same code serves all three.
+    * ``kept``: buffers that others read, outputs among them: written to memory. The others live in registers, unless a
+      computation needs them in another order: then they are written as well, and the caller allocates them (scope
+      ``"global"``).
+    * ``params``: the function's parameters, which are addressed as runs of memory.
 
-    Raises
-    ------
-    IllegalRewrite
-        Where a computation is not a reduction of whole rows or an injective computation over static shapes, with the
-        reason.
+    Raises IllegalRewrite where a computation is not a reduction of whole rows or an injective computation over static
+    shapes, with the reason.
     """
     emitter = _Launches(device=device, params=tuple(params))
     launches = emitter.of_group(tuple(map(plain_computation, computations)), tuple(kept))

@@ -9,14 +9,7 @@ from dataclasses import dataclass, replace
 from tvm_ext._tvm import Buffer, Expr, structural_equal
 from tvm_ext.analysis.computation_exprs import access_of, tensor_expr_of
 from tvm_ext.analysis.computation_rewrites import inline
-from tvm_ext.analysis.computations import (
-    Computation,
-    OperatorBody,
-    dtype_of,
-    replace_reads,
-    static_shape,
-    substitute,
-)
+from tvm_ext.analysis.computations import Computation, OperatorBody, dtype_of, replace_reads, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.exchange_plan import TensorBox

@@ -17,9 +17,9 @@ from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.gemm_form import (
     ACCUMULATORS,
-    FRAGMENT,
     GemmForm,
     TileSplit,
+    fragment_sides,
     gemm_form,
     reduction_step,
     split_of,
@@ -48,7 +48,7 @@ from tvm_ext.ir.build_ir import (
     sequence,
     store,
 )
-from tvm_ext.ir.matrix_units.mfma import in_words
+from tvm_ext.ir.matrix_units.mfma import in_words, instruction_of
 from tvm_ext.ir.matrix_units.operand import Factor, read_operands
 from tvm_ext.ir.matrix_units.shared import SharedTile, TileOrigin, copy_tile, shared_tile
 from tvm_ext.ir.matrix_units.warp import MmaSync, Wmma, multiplier, rolled
@@ -171,10 +171,8 @@ def emit_mma_tile(
     its loads are, ``epilogue`` the computations that consume its result element by element, ``params`` the function's
     parameters. With split-K the first statement allocates the workspace and two launches follow.
 
-    Raises
-    ------
-    IllegalRewrite
-        where tensor cores cannot compute the expression, or the program's tiles do not fit fragments or the device.
+    Raises IllegalRewrite where tensor cores cannot compute the expression, or the program's tiles do not fit fragments
+    or the device.
     """
     reason = supports_mma(expr, device)
     if reason is not None:
@@ -252,11 +250,12 @@ def _product(
 
 def _check_split(split: TileSplit, dtype: str, device: DeviceSpec, name: str) -> None:
     """Raises IllegalRewrite where tiles are no whole fragments, warps or reduction steps."""
-    step = reduction_step(dtype, device)
-    if split.warp_rows % FRAGMENT or split.warp_columns % FRAGMENT or split.depth % step:
+    sides = {reduction_step(dtype, device, side): side for side in fragment_sides(device)}
+    side = sides.get(split.step, 0)
+    if not side or split.warp_rows % side or split.warp_columns % side or split.depth % split.step:
         raise IllegalRewrite(
-            f"{name}: warp tile {split.warp_rows}x{split.warp_columns}x{split.depth} is not whole fragments of "
-            f"{FRAGMENT}x{FRAGMENT}x{step}"
+            f"{name}: warp tile {split.warp_rows}x{split.warp_columns}x{split.depth} in steps of {split.step} is not "
+            f"whole fragments of {' or '.join(f'{side}x{side}x{step}' for step, side in sides.items())}"
         )
     if split.rows % split.warp_rows or split.columns % split.warp_columns:
         raise IllegalRewrite(f"{name}: tile {split.rows}x{split.columns} is not whole warp tiles")
@@ -281,7 +280,10 @@ def _shared_bytes(product: _Product) -> int:
 
 def _notes(product: _Product) -> list[str]:
     split, grid = product.split, product.grid
-    how = "mfma" if uses_mfma(product.device) else "wmma" if uses_wmma(product.device) else "mma.sync"
+    how = "wmma" if uses_wmma(product.device) else "mma.sync"
+    if uses_mfma(product.device):
+        instruction = instruction_of(split, product.operands[0].dtype, product.device)
+        how = f"mfma {instruction.side}x{instruction.side}x{instruction.depth}"
     notes = [f"{how} in {split.warps} warps of {split.warp_rows}x{split.warp_columns}"]
     if grid.splits > 1:
         notes.append(f"reduction split among {grid.splits} blocks")
@@ -351,11 +353,7 @@ def _copies(product: _Product, place: BlockPlace, k: Expr, thread: Expr) -> list
         copy_tile(
             tile,
             TileOrigin(
-                batch=place.batch,
-                line=start,
-                depth=step * index(split.depth),
-                line_bound=bound,
-                depth_bound=depth,
+                batch=place.batch, line=start, depth=step * index(split.depth), line_bound=bound, depth_bound=depth
             ),
             thread,
             split.warps * product.device.teu_lanes,

@@ -32,6 +32,7 @@ from tvm_ext.analysis.computations import (
 )
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import static_shared_bytes
 from tvm_ext.ir.build_ir import (
     SERIAL,
     VECTORIZED,
@@ -55,7 +56,15 @@ from tvm_ext.support.arithmetic import ceil_div
 
 from .box import produce
 from .copy import emit_copy, is_vector
-from .operands import Operand, in_shared_memory, partial_sums, plan_operands, planned_registers, tail_shape
+from .operands import (
+    Operand,
+    in_shared_memory,
+    partial_sums,
+    plan_operands,
+    planned_registers,
+    rest_in_loop_bytes,
+    tail_shape,
+)
 from .store import Numbers, TileStore, join_groups, over_registers
 from .tiling import SimtTiling, deepened, reduction_split, tile_threads
 
@@ -98,6 +107,8 @@ def emit_planned(
     registers = planned_registers(tiling, operands, device)
     tiling, operands, scope, shared_bytes = in_shared_memory(tiling, operands, prologue, device)
     partial = partial_sums(tiling, scope)
+    rest_bytes = rest_in_loop_bytes(tiling, operands)
+    rest_apart = shared_bytes + rest_bytes <= static_shared_bytes(device)
     block_count = prod(tiling.grid)
 
     def body(block: Expr, thread: Expr) -> Stmt:
@@ -111,6 +122,7 @@ def emit_planned(
             group=group,
             at=at,
             block={p: b * index(tiling.tile[p]) for p, b in zip(tiling.spatial, blocks, strict=True)},
+            rest_apart=rest_apart,
         ).statement(tuple(epilogue), partial)
 
     kernel = launch(block_count, tiling.thread_count, body)
@@ -118,7 +130,7 @@ def emit_planned(
         statements=(unrolled_by_tvm(kernel) if device.kind == "rocm" else kernel,),
         threads=tiling.thread_count,
         blocks=block_count,
-        shared_bytes=shared_bytes,
+        shared_bytes=shared_bytes + (rest_bytes if rest_apart else 0),
         register_count=registers,
         notes=_notes(tiling, operands, program),
     )
@@ -146,6 +158,7 @@ class _Thread:
     group: Expr
     at: Mapping[int, Expr]
     block: Mapping[int, Expr]  # where the threadblock's tile starts along each spatial axis
+    rest_apart: bool  # a last, smaller step has shared memory of its own
 
     def statement(self, epilogue: tuple[Computation, ...], partial: Buffer | None) -> Stmt:
         tiling, sums = self.tiling, self.accumulators
@@ -177,10 +190,10 @@ class _Thread:
         tiling = self.tiling
 
         def step_of(starts: Mapping[int, Expr], tile: Mapping[int, int]) -> Stmt:
-            is_whole = tile == tiling.tile
-            own = self if is_whole else self._with_own_memory()
+            is_alike = tile == tiling.tile or not self.rest_apart
+            own = self if is_alike else self._with_own_memory()
             stepped = [operand for operand in own.operands if operand.stepped(tiling)]
-            rest = [] if is_whole else [allocate(o.box.buffer) for o in stepped if o.box is not None]
+            rest = [] if is_alike else [allocate(o.box.buffer) for o in stepped if o.box is not None]
             return sequence(*rest, *own._copies(stepped, starts, tile), own._points(starts, tile))
 
         def along(axes: Sequence[int], starts: Mapping[int, Expr], tile: Mapping[int, int]) -> Stmt:
@@ -200,7 +213,7 @@ class _Thread:
         """For a last, smaller step, whose tiles have names of their own.
 
         A buffer that is also loaded behind the loop over the steps could not be loaded ahead in it. Stock
-        StorageRewrite lets both lie in the same memory.
+        StorageRewrite lets both lie in the same memory, but for a rest within an outer loop (`rest_in_loop_bytes`).
         """
         own = []
         for operand in self.operands:

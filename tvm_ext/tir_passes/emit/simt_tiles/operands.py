@@ -176,12 +176,7 @@ def _power_of_two(value: int) -> int:
     return value & -value
 
 
-def _piece(
-    axis: int,
-    tiling: SimtTiling,
-    boxes: Sequence[Box | None],
-    vectors: Sequence[int | None],
-) -> int:
+def _piece(axis: int, tiling: SimtTiling, boxes: Sequence[Box | None], vectors: Sequence[int | None]) -> int:
     """Neighbouring elements of a thread along ``axis``: as many as every box that is read along it can give at once."""
     users = [(box, vector) for box, vector in zip(boxes, vectors, strict=True) if box is not None and box.uses(axis)]
     read = [box for box, vector in users if vector == axis]
@@ -224,9 +219,21 @@ def planned_registers(tiling: SimtTiling, operands: Sequence[Operand], device: D
     return needed
 
 
+def rest_in_loop_bytes(tiling: SimtTiling, operands: Sequence[Operand]) -> int:
+    """Shared memory of the tiles of smaller steps that run in an outer loop over steps; 0 where there are none."""
+    whole = [tiling.computation.extents[p] // tiling.step[p] for p in tiling.reduction]
+    rests = [bool(tiling.computation.extents[p] % tiling.step[p]) for p in tiling.reduction]
+    if not any(rest and max(whole[:at], default=1) > 1 for at, rest in enumerate(rests)):
+        return 0
+    return _tile_bytes([operand for operand in operands if operand.stepped(tiling)])
+
+
 def _shared_bytes(tiling: SimtTiling, operands: Sequence[Operand]) -> int:
-    sizes = [int(o.box.elements * itemsize_bytes(o.box.box.dtype)) for o in operands if o.box is not None]
-    sizes.append(int(_partial_elements(tiling) * itemsize_bytes(tiling.accumulator_dtype)))
+    return _tile_bytes(operands, int(_partial_elements(tiling) * itemsize_bytes(tiling.accumulator_dtype)))
+
+
+def _tile_bytes(operands: Sequence[Operand], *more: int) -> int:
+    sizes = [*(int(o.box.elements * itemsize_bytes(o.box.box.dtype)) for o in operands if o.box is not None), *more]
     return sum(ceil_div(size, VECTOR_BYTES) * VECTOR_BYTES for size in sizes)
 
 
