@@ -120,6 +120,32 @@ def prepare(folder: Path) -> None:
     data[:1].tofile(folder / "input.bin")
     for name in ("examples", "cmake"):
         (folder / name).symlink_to(ROOT / name)
+    _save_programs(folder)
+
+
+def _save_programs(folder: Path) -> None:
+    """Programs of PyTorch: an image's logits, by torch.export and as TorchScript, and words'."""
+    import torch
+    from torch import nn
+
+    class Image(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)
+
+    class Words(nn.Sequential):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return super().forward(ids)
+
+    torch.manual_seed(0)
+    ends = nn.Conv2d(3, 16, 3, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
+    image, words, pixels = (
+        Image(*ends).eval(),
+        Words(nn.Embedding(100, 32), nn.Linear(32, 10)),
+        torch.zeros(1, 3, 224, 224),
+    )
+    torch.export.save(torch.export.export(image, (pixels,)), folder / "program.pt2")
+    torch.jit.save(torch.jit.trace(image, pixels), folder / "script.pt")
+    torch.jit.save(torch.jit.trace(words, torch.zeros(1, 128, dtype=torch.long)), folder / "words.pt")
 
 
 def _model(batch: int | str) -> onnx.ModelProto:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -60,7 +61,9 @@ def _decomposed(program: Any) -> Any:
     table = torch.export.default_decompositions()
     for packet, overload in kept_operators():
         table.pop(getattr(getattr(torch.ops.aten, packet), overload), None)
-    return program.run_decompositions(table)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of its own types
+        return program.run_decompositions(table)
 
 
 class _Import:

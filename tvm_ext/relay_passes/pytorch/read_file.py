@@ -42,10 +42,12 @@ def read_program(
     with zipfile.ZipFile(path) as archive:
         parts = {name.split("/")[1] for name in archive.namelist() if "/" in name}
     try:
-        if "models" in parts:
-            return torch.export.load(path), shape, {}
-        if "code" in parts:
-            return _of_script(torch.jit.load(path, map_location="cpu").eval(), shape, dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of its own types
+            if "models" in parts:
+                return torch.export.load(path), shape, {}
+            if "code" in parts:
+                return _of_script(torch.jit.load(path, map_location="cpu").eval(), shape, dtype)
     except TvmExtError:
         raise
     except (ImportError, *_tvm.IMPORT_ERRORS) as error:
@@ -78,9 +80,7 @@ def _of_script(
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # that sizes of 1 stay as they are
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = TS2EPConverter(module, values).convert()
+        program = TS2EPConverter(module, values).convert()
     finally:
         logging.disable(before)
     renamed = dict(zip(program.graph_signature.user_inputs, names, strict=True))
