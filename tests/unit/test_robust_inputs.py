@@ -105,6 +105,7 @@ EMPTY: dict[str, tuple[Graph, tuple[tuple[int, ...], ...], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", EMPTY)
 def test_dimensions_of_size_zero(name: str) -> None:
     """A sum over nothing is 0, all other results here have no elements."""

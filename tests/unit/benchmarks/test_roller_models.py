@@ -21,6 +21,7 @@ def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
     return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("batch", [1, 8])
 def test_all_119_operators_are_valid_models(batch: int) -> None:
     """ONNX's own shape inference agrees with the output shapes stated."""
@@ -79,6 +80,7 @@ def test_same_padding_by_hand() -> None:
     assert roller_models.same_padding(14, 1, 2) == (7, 0, 0)
 
 
+@pytest.mark.slow  # as models.py of test_benchmarks.py
 def test_the_benchmark_writes_what_it_measured(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="the benchmark's peer is ONNX Runtime")
     output = tmp_path / "operators.json"

@@ -152,6 +152,7 @@ def test_explain_lists_the_operators(command: Command) -> None:
     assert sum(item["calls"] for item in operators) == 3
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("device", ["cpu-zen3", "nvidia-v100"])
 def test_explain_shows_the_construction(command: Command, device: str) -> None:
     name = json.loads(command("explain", "mlp", "--json")[1])[0]["operator"]
