@@ -151,7 +151,6 @@ def test_control_flow_of_known_shapes_is_compiled() -> None:
     _assert_same(session, model, _data(4))
 
 
-@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("positive", [True, False])
 def test_branches_and_scans_are_compiled(positive: bool) -> None:
     """An If with a Scan in one branch; both read the graph around them."""
@@ -193,7 +192,6 @@ def test_what_the_import_refuses_runs_in_onnx_runtime_between_compiled_parts() -
 @pytest.mark.skipif(
     tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 24), reason="tells no scalar from an open rank"
 )
-@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("times", [0, 3])
 def test_control_flow_with_scalar_inputs_is_compiled(times: int) -> None:
     step = [helper.make_node("Mul", ["v", "factor"], ["more"]), helper.make_node("Identity", ["go"], ["on"])]
