@@ -83,6 +83,7 @@ print("built")
 """
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", [*SAMPLE, *(pytest.param(name, marks=pytest.mark.slow) for name in CASES)])
 def test_the_build_ends(name: str) -> None:
     program = PROGRAM.replace("{case}", {**SAMPLE, **CASES}[name]).replace("{limit}", str(LIMIT_S))

@@ -55,6 +55,7 @@ def test_a_child_runs_instances_old_and_new(library: relay.Library) -> None:
     assert work() == (True,) * 4
 
 
+@pytest.mark.sampled(every=2)
 def test_a_child_of_a_child(library: relay.Library) -> None:
     assert in_child(lambda: in_child(lambda: runs(library)))
     assert in_child(lambda: (runs(library), in_child(lambda: runs(library)))) == (True, True)
@@ -70,6 +71,7 @@ def test_threads_of_a_child_do_not_take_a_workers_place(library: relay.Library) 
     assert in_child(work)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_child_imports_builds_and_runs(library: relay.Library) -> None:
     """A fork on a busy machine may come too late, which is refused; of several one is in time."""
     for _ in range(10):
@@ -96,6 +98,7 @@ def test_a_pool_of_forked_workers(library: relay.Library, monkeypatch: pytest.Mo
         assert pool.map_async(_worker, range(8)).get(timeout=60) == [True] * 8
 
 
+@pytest.mark.sampled(every=2)
 def test_a_child_runs_while_its_parent_does(library: relay.Library) -> None:
     machine, done = library.vm(), threading.Event()
 
@@ -126,6 +129,7 @@ def test_after_a_late_fork_kernels_run_elsewhere(library: relay.Library) -> None
     assert in_child(lambda: in_child(lambda: runs(library)))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.usefixtures("late")
 def test_after_a_late_fork_a_build_is_refused_in_the_main_thread_alone(library: relay.Library) -> None:
     def build_in_a_thread() -> list[bool]:

@@ -87,6 +87,7 @@ def test_the_opencl_of_bert_base_computes_it(dtype: str, layers: int, sequence: 
     assert all(relative_error([a], [b]) <= allowed for a, b in zip(outputs, expected, strict=True))
 
 
+@pytest.mark.slow  # five layers of BERT
 def test_layers_that_are_alike_share_their_kernels() -> None:
     called = {}
     for layers in (2, 3):
@@ -135,6 +136,7 @@ def test_every_kernel_of_resnet_50_in_half_precision_is_ours(device: str, build_
     assert (layout.blocked_count, layout.transform_count) == (53, 2)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("target", ["cuda", "opencl"])
 def test_a_library_holds_the_source_of_all_kernels(target: str, build_model: Any, tmp_path: Any) -> None:
     mod, params = relay.frontend.from_onnx(build_model("mlp"))

@@ -37,6 +37,7 @@ def test_graph_is_the_published_model(build_model: Any, reference: Any) -> None:
     np.testing.assert_allclose(embeddings[:, :8], TRANSFORMERS, atol=2e-6)
 
 
+@pytest.mark.slow  # a whole encoder; bert_base_layer of test_models.py is everyday
 def test_similar_sentences_score_closer(build_model: Any, compiled: Any, reference: Any) -> None:
     model = build_model("minilm", batch=4, sequence=32)
     inputs = bert.tokenize(SENTENCES, 32)

@@ -2,7 +2,7 @@
 
 No case has another answer than ONNX's, crashes, hangs or ends in an error that is none of ours. What stock TVM passes
 must pass; what is refused stands in a committed list that only shrinks. The everyday run takes one case of each
-third operator, the marker `slow` all of them.
+sixth operator, the marker `slow` all of them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _run(folder: Path, *chosen: str) -> Outcomes:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(("--each-operator", "3"), id="each third operator", marks=pytest.mark.timeout(1200)),
+        pytest.param(("--each-operator", "6"), id="each sixth operator", marks=pytest.mark.timeout(1200)),
         pytest.param((), id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )
@@ -61,8 +61,8 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def test_there_are_cases(outcomes: Outcomes) -> None:
     """An empty run would pass everything below."""
-    assert len(outcomes) > 50
-    assert sum(outcome == "pass" for outcome in outcomes.values()) > 40
+    assert len(outcomes) > 25
+    assert sum(outcome == "pass" for outcome in outcomes.values()) > 20
 
 
 def test_the_everyday_cases_have_every_operator() -> None:

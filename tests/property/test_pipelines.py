@@ -12,7 +12,7 @@ from tests.support.pipelining.kernels import A100, DEPTH, T4, TILE, Copy, Pipeli
 from tests.support.pipelining.products import Product, matmul
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED
 
-EVERYDAY, MORE = 40, 1500
+EVERYDAY, MORE = 15, 1500
 
 
 def random_kernel(rng: np.random.Generator) -> PipeliningKernel:

@@ -35,7 +35,7 @@ from tvm_ext import relay
 from tvm_ext.errors import ModelError
 
 EVERYDAY = len(PRODUCERS)
-EVERYDAY_GPU = 8
+EVERYDAY_GPU = 4
 ALL, ALL_GPU, ALL_TEMPLATES = 5000, 300, 100
 EVERYDAY_TEMPLATES = (0, 1)
 BY_TEMPLATES = Settings(devices=("nvidia-a100", "nvidia-h200", "nvidia-t4"), tensors="float16", way="templates")
@@ -43,6 +43,7 @@ MOST_REFUSED = 0.01
 needs_opencl = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("index", range(EVERYDAY))
 def test_agrees_with_onnx_runtime(index: int) -> None:
     case = draw_case(0, index)

@@ -29,11 +29,11 @@ from tests.support.random_operators.relax_module import module_of
 from tvm_ext._tvm import module_pass, tensor
 from tvm_ext.records.serialise import from_json, to_json
 
-EVERYDAY = len(SLOTS)
+EVERYDAY = [index for index, (kind, _) in enumerate(SLOTS) if kind not in {known for known, _ in SLOTS[:index]}]
 ALL = 2000
 
 
-@pytest.mark.parametrize("index", range(EVERYDAY))
+@pytest.mark.parametrize("index", EVERYDAY)
 def test_agrees_with_numpy(index: int) -> None:
     case = draw_case(0, index)
     result = attempt(case)
@@ -49,7 +49,7 @@ def test_two_thousand_agree_with_numpy() -> None:
 
 
 def test_the_everyday_cases_hold_every_kind() -> None:
-    assert {draw_case(0, index).kind for index in range(EVERYDAY)} == set(KINDS)
+    assert {draw_case(0, index).kind for index in EVERYDAY} == set(KINDS)
 
 
 # --- how cases are drawn -------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ def cases(count: int, seed: int = 0) -> list[OperatorCase]:
     return [case for case in drawn if case.kind not in LOOPS_ON_THE_HOST]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("case", cases(EVERYDAY), ids=lambda case: f"{case.index}-{case.kind}-{case.device}")
 def test_the_opencl_of_an_operator_agrees_with_numpy(case: OperatorCase) -> None:
     result = attempt(case)

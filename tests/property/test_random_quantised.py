@@ -14,7 +14,7 @@ from tests.support.random_quantised.__main__ import FAMILY
 from tests.support.random_quantised.check import DYNAMIC_EVERY, Number
 from tests.support.random_quantised.draw import draw_case
 
-EVERYDAY = 16
+EVERYDAY = 8
 
 
 @pytest.mark.parametrize("index", range(EVERYDAY))

@@ -184,6 +184,7 @@ def test_import_tvm_ext_refuses_before_tvm_is_loaded(run_python: Run) -> None:
     assert "remedy: python -m pip install" in done.stderr
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("environment", [{}, {"TVM_DEVICE_BACKEND_AUTOLOAD": "0"}])
 def test_import_tvm_ext_registers_by_itself(run_python: Run, environment: dict[str, str]) -> None:
     code = "import tvm_ext, tvm; print('tvm_ext' in tvm.relax.pipeline.PIPELINE_MAP); from tvm import relay"

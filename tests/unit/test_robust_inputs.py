@@ -105,6 +105,7 @@ EMPTY: dict[str, tuple[Graph, tuple[tuple[int, ...], ...], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", EMPTY)
 def test_dimensions_of_size_zero(name: str) -> None:
     """A sum over nothing is 0, all other results here have no elements."""
@@ -123,8 +124,8 @@ def test_long_thin_products() -> None:
 
 
 def test_long_rows() -> None:
-    x = np.abs(normal(1 << 22))
-    assert_close(run(lambda a: relax.op.sum(a), x), wide(x).sum(), allowed=6e-8 * 2 * 2048)
+    x = np.abs(normal(1 << 20))
+    assert_close(run(lambda a: relax.op.sum(a), x), wide(x).sum(), allowed=6e-8 * 2 * 1024)
     row = x.reshape(1, -1)
     powers = np.exp(wide(row) - row.max())
     assert_close(run(lambda a: relax.op.nn.softmax(a), row), powers / powers.sum(), allowed=1e-4)

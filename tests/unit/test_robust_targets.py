@@ -132,7 +132,7 @@ def expected(name: str) -> np.ndarray:
 
 
 @x86
-@pytest.mark.sampled(every=5)
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("target", [AVX2, SSE2, {"kind": "llvm", "num-cores": 1}], ids=["avx2", "sse2", "one core"])
 @pytest.mark.parametrize("name", NAMES)
 def test_results_are_right(name: str, target: dict[str, Any]) -> None:

@@ -80,6 +80,7 @@ def test_every_row_of_bolts_tables_is_there_with_its_arithmetic(persistent: Modu
     assert small.flops == rows["T2.6"].flops / 32
 
 
+@pytest.mark.slow  # as test_models_takes_several_sizes, of another script
 def test_persistent_compares_one_kernel_with_two_and_with_both_peers(tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     document, printed = _run(tmp_path, "persistent.py", "T1.1", "--rounds", "1", "--scale", "8")
@@ -133,6 +134,7 @@ def test_reading_reads_every_byte(matmul: ModuleType) -> None:
     assert matmul.prepare_read(size, 2).outputs() == []
 
 
+@pytest.mark.slow  # as test_models_takes_several_sizes, of another script
 def test_matmul_compares_with_numpy_onnx_runtime_and_reading(tmp_path: Path, matmul: ModuleType) -> None:
     pytest.importorskip("onnxruntime", reason="it is one of the peers")
     pytest.importorskip("threadpoolctl", reason="NumPy's threads are set with it")
@@ -326,6 +328,7 @@ def test_models_takes_several_sizes_and_writes_a_ratio_per_peer(tmp_path: Path) 
     assert "not slower" in printed
 
 
+@pytest.mark.slow  # as above
 def test_exported_networks_are_timed_from_their_files(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="one of the peers")
     pytest.importorskip("openvino", reason="one of the peers")

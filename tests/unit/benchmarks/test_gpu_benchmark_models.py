@@ -53,6 +53,7 @@ def recurrent() -> onnx.ModelProto:
     return build_lstm_tc(batch=1, seed=0, stack=Stack(steps=2, layers=2, hidden=8))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", ["mlp", "lstm"])
 def test_a_models_graph_computes_what_its_module_does(scripts: SimpleNamespace, model: Any, name: str) -> None:
     """The graph by NumPy, from its record; the module, in which weights are parameters too, by stock TVM on the CPU."""
@@ -137,6 +138,7 @@ def test_results_of_models_are_shown_one_by_one(scripts: SimpleNamespace) -> Non
     assert scripts.import_results.show_models([{**record, "group": "fused"}]) is None
 
 
+@pytest.mark.slow  # as test_a_bundle_is_made_here_and_loads_there
 @needs_nvcc
 @needs_cc
 def test_a_model_is_bundled_here_and_starts_there(scripts: SimpleNamespace, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ def _pytest(environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow  # a run of pytest of its own
 @needs_cc
 @needs_nvcc
 def test_a_gpu_that_computes_nothing_fails_them(tmp_path: Path) -> None:
@@ -35,6 +36,7 @@ def test_a_gpu_that_computes_nothing_fails_them(tmp_path: Path) -> None:
     assert {event["event"] for event in stub_events(log)} >= {"load", "launch"}
 
 
+@pytest.mark.slow  # a run of pytest of its own
 def test_without_a_device_they_are_skipped_with_the_reason() -> None:
     done = _pytest({})
     if "no CUDA device: " not in done.stdout:

@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from tvm_ext.bench import environment as environments
+from tvm_ext.errors import InputError
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 CLEAN, DIRTY = "0123456789ab", "0123456789ab+"
@@ -159,6 +160,11 @@ def test_every_script_refuses_before_it_measures(
         monkeypatch.setattr(module, "progress", lambda: pytest.fail("it has begun to measure"))
     with pytest.raises(sys.modules["_common"].DirtyTreeError, match="the sources differ from commit 0123456789ab"):
         module.main(**MAINS[name])
+
+
+def test_an_unknown_operator_is_refused(script: Callable[[str], ModuleType]) -> None:
+    with pytest.raises(InputError, match="there is no operator 'C99'"):
+        script("operators.py").chosen_ids(["C99"])
 
 
 def test_one_command_measures_everything(script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:

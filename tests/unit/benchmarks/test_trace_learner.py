@@ -117,6 +117,7 @@ def test_saving_leaves_the_old_file_or_the_new_one(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "kept").read_bytes() == before
 
 
+@pytest.mark.slow  # stock TVM parses its CUDA intrinsics first
 def test_metaschedule_tunes_with_it(tmp_path: Path) -> None:
     """A run whose "times" are made up: nothing is compiled, all else is stock TVM's."""
     from tvm.s_tir import meta_schedule

@@ -21,6 +21,7 @@ def product(m: int, n: int, k: int, arithmetic: str = "float16", batch: int = 1)
     return packed_problem(m=m, n=n, k=k, batch=batch, arithmetic=arithmetic, out_dtype="float16")
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", ["nvidia-a100", "nvidia-h200"])
 def test_the_vendors_tile_is_mostly_among_our_first_eight(name):
     """The whole list is benchmarks/gpu/heuristics.py's."""

@@ -6,8 +6,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx.helper import make_node
 
+from tests.support.small_models import onnx_model
 from tvm_ext.cli.app import main
 
 Command = Callable[..., tuple[int, str, str]]
@@ -24,24 +28,38 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
     return call
 
 
-def test_text_says_that_times_are_predicted(command: Command) -> None:
-    code, out, _ = command("squeezenet")
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two convolutions, of which one reads 46 channels."""
+    nodes = [
+        make_node("Conv", ["x", "a"], ["p"], pads=[1] * 4),
+        make_node("Relu", ["p"], ["q"]),
+        make_node("Conv", ["q", "b"], ["y"], pads=[1] * 4),
+    ]
+    weights = {name: np.ones((64, depth, 3, 3), "float32") for name, depth in (("a", 46), ("b", 64))}
+    path = tmp_path_factory.mktemp("advise") / "model.onnx"
+    onnx.save(onnx_model(nodes, {"x": (1, 46, 14, 14)}, constants=weights), path)
+    return path
+
+
+def test_text_says_that_times_are_predicted(command: Command, model: Path) -> None:
+    code, out, _ = command(model)
     assert code == 0
     assert "All times are predicted" in out and "nvidia-a100" in out
     assert "Channels that are not divisible" in out and "Activations" in out and "3x3 convolutions" in out
 
 
-def test_json(command: Command) -> None:
-    code, out, _ = command("squeezenet", "--json", "--device", "h200", "--batch", "2")
+def test_json(command: Command, model: Path) -> None:
+    code, out, _ = command(model, "--json", "--device", "h200", "--batch", "2")
     found = json.loads(out)
     assert code == 0
     assert found["device"] == "nvidia-h200"
     assert set(found) >= {"alignment", "activations", "deepening", "refused", "products_us"}
 
 
-def test_float32_as_it_is_has_no_advice(command: Command) -> None:
+def test_float32_as_it_is_has_no_advice(command: Command, model: Path) -> None:
     """Vector units read element by element, and have no use for padding."""
-    code, out, _ = command("squeezenet", "--json", "--dtype", "keep")
+    code, out, _ = command(model, "--json", "--dtype", "keep")
     assert code == 0
     assert json.loads(out)["alignment"] == []
 

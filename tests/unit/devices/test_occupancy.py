@@ -237,8 +237,11 @@ NAMED_ONCE = {"ALL_BANKS_BYTES", "REGISTER_BYTES", "SECTOR_BYTES", "VECTOR_BYTES
 
 @functools.cache
 def _nodes() -> tuple[tuple[str, ast.Attribute | ast.Assign | ast.AnnAssign], ...]:
-    """Attributes and assignments of all modules but those of `devices`, each with its module's path."""
-    paths = [path for path in sorted(PACKAGE.rglob("*.py")) if "devices" not in path.relative_to(PACKAGE).parts[:1]]
+    """Attributes and assignments of modules outside `devices` that have a name in question, each with its path."""
+    names = re.compile(rf"\b({'|'.join(ANSWERED_HERE | NAMED_ONCE)})\b")
+    others = [path for path in sorted(PACKAGE.rglob("*.py")) if "devices" not in path.relative_to(PACKAGE).parts[:1]]
+    paths = [path for path in others if names.search(path.read_text(encoding="utf-8"))]
+    assert paths
     return tuple(
         (path.relative_to(PACKAGE).as_posix(), node)
         for path in paths

@@ -11,6 +11,7 @@ from tests.support import native_stress
 pytestmark = pytest.mark.skipif(not native_stress.can_build(), reason="there is no CMake")
 
 
+@pytest.mark.slow  # builds the program anew; orders of memory: test_wait_protocol.py
 def test_threads_do_not_race() -> None:
     result = native_stress.run(native_stress.build("thread"), "thread", 0.2, 0)
     assert result.returncode == 0, result.stderr

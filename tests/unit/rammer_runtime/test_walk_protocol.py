@@ -104,6 +104,7 @@ def draw(seed: int) -> Streams:
     return streams
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_every_order_of_steps_comes_to_the_end(threads):
     for seed in range(40):

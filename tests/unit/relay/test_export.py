@@ -81,18 +81,19 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
 
 
 def test_a_linker_that_cannot_write_leaves_nothing(tmp_path: Path, run_python: RunPython) -> None:
-    """A real limit on file sizes, which the compiler inherits: 20 KB are not enough for a library."""
+    """A real limit on file sizes, which the compiler inherits: 8 KB are not enough for a library."""
     result = run_python(
         dedent(f"""
         import resource
+        from tvm import relax
+        from tests.support.small_modules import inputs_of, module_of
         from tvm_ext import relay
         from tvm_ext.errors import ExportError
-        from tvm_ext.bench.models import build_model
-        mod, params = relay.frontend.from_onnx(build_model("mlp"))
-        library = relay.build(mod, params=params)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        inputs = inputs_of((40, 40), (40, 40))
+        library = relay.build(module_of(inputs, relax.op.matmul(*inputs)))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
         try:
-            library.export_library({str(tmp_path / "mlp.so")!r})
+            library.export_library({str(tmp_path / "product.so")!r})
         except ExportError as error:
             print("refused:", error.problem[:40])
     """)

@@ -82,7 +82,7 @@ def results(mod: tvm.IRModule, inputs: Sequence[Any], target: Any = UNOPTIMISED)
     return machine["main"](*map(tvm.runtime.tensor, inputs)).numpy()
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", CASES)
 def test_computes_what_it_did(name: str) -> None:
     shape, steps = CASES[name]

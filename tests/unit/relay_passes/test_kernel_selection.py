@@ -86,6 +86,7 @@ def test_the_report_says_which_and_why() -> None:
     assert region.operators[-1].selection.startswith("the fastest kernel, 8 rTasks")
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("how", [None, Concurrency(order="random", seed=1)])
 def test_both_kernels_are_right_in_one_launch(how: Concurrency | None) -> None:
     graph = on_gpu()
@@ -142,6 +143,7 @@ def inputs_of_call(mod: IRModule, values: list[Array]) -> list[Array]:
     return [named[item] if item in named else item.value.numpy() for item in call.args[1].fields]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("weights", [constant_weights, branches_and_one])
 def test_a_cpu_s_kernels_share_packed_constants_and_the_chosen_alone_are_linked(
     monkeypatch: pytest.MonkeyPatch, weights: Callable[[], IRModule]

@@ -63,7 +63,7 @@ def test_padding_within_a_chain_is_of_blocks(block) -> None:
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("taps", "groups"), [(2, 1), (2, 2), (3, 1), (4, 1)])
 def test_transposed_convolutions_compute_what_they_did(taps: int, groups: int) -> None:
-    same_meaning(module(upsampled(taps, groups), (1, 3, 28, 28)), (1, 3, 28, 28))
+    same_meaning(module(upsampled(taps, groups, channels=32), (1, 3, 9, 11)), (1, 3, 9, 11))
 
 
 def test_padding_computes_what_it_did() -> None:

@@ -33,7 +33,7 @@ def pixel_sum(plane: FloatArray, y: float, x: float) -> float:
     return total
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("align_corners", [True, False])
 @pytest.mark.parametrize("padding", ["zeros", "border"])
 def test_grids(padding: str, align_corners: bool) -> None:

@@ -193,6 +193,7 @@ def _calls(block: Any) -> list[Any]:
     return [item.value for item in block.bindings if isinstance(item.value, Call) and item.value.op == CALL_TIR]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     "name", [item if item in EVERY_DAY else pytest.param(item, marks=pytest.mark.slow) for item in CASES]
 )

@@ -131,7 +131,8 @@ def test_what_rounds_joins_what_is_before_it() -> None:
     assert sum(name.startswith("cast") for name in names) == 1  # of the input
 
 
-@pytest.mark.parametrize("bound", [1.0, 6e-3, 0.0])
+@pytest.mark.sampled(every=3)
+@pytest.mark.parametrize("bound", [6e-3, 1.0, 0.0])
 def test_the_measured_error_stays_within_the_bound(bound: float) -> None:
     def body(builder: Any, x: Any) -> Any:
         for seed in range(4):

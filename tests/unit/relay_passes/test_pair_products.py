@@ -116,6 +116,7 @@ def functions_of(mod: tvm.IRModule) -> dict[str, Any]:
 
 # --- what is computed ------------------------------------------------------------------------------------------------
 @needs_cc
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("residence", ["registers", "shared memory"])
 def test_a_pair_computes_what_its_operators_do(residence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches, host functions and objects of the templates, with kernels on the CPU, against the operators."""

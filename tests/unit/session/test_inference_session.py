@@ -224,6 +224,7 @@ def test_variants_share_their_constants() -> None:
     assert len(session._constants) < 4
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("falls_back", [True, False])
 def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch, falls_back: bool) -> None:
     monkeypatch.setattr(pieces, "MOST_VARIANTS", 2)

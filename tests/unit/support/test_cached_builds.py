@@ -304,6 +304,7 @@ def test_two_builds_at_once_share_a_cache(tmp_path: Path, monkeypatch: pytest.Mo
         assert counts(build(tmp_path)) == (2, 0)
 
 
+@pytest.mark.slow  # tests/attack/test_kills.py kills two everyday
 def test_a_build_that_is_killed_leaves_no_broken_entry(tmp_path: Path) -> None:
     process = _start(tmp_path)
     deadline = time.monotonic() + 200

@@ -98,7 +98,7 @@ def assert_right(name: str, graph: MergedGraph, orders: list[Concurrency | None]
     assert runs.findings == []
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("name", "measure", "level", "orders"),
     [

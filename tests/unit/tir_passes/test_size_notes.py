@@ -38,6 +38,7 @@ def on_cpu(func: Any) -> str:
     return constructed(func)[1].reason
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("reason", [on_cpu, on_gpu])
 def test_computations_kept_for_their_size_are_named(reason: Callable[[Any], str]) -> None:
     assert LIMIT in reason(nested(lambda p: op.add(p, p), 12))

@@ -220,7 +220,7 @@ GRAPHS: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_region_computes_what_its_operators_do(name: str, functions: dict[str, Any], library: HostLibrary) -> None:
     arrays = drawn(functions[name])

@@ -160,6 +160,7 @@ def test_a_loop_in_a_branch_in_a_loop() -> None:
     _check(_model([_node("Loop", "count true x", "y", body=body)], [_value("y")], **constants), {"x": X})
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("backward", [0, 1])
 def test_a_scan_of_opset_8_has_a_batch(backward: int) -> None:
     body = _graph(
@@ -174,6 +175,7 @@ def test_a_scan_of_opset_8_has_a_batch(backward: int) -> None:
     _check(model, {"x": DRAW.standard_normal((2, 3, 8)).astype("float32")})
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("backward", [0, 1])
 def test_scans_along_any_axis_either_way(backward: int) -> None:
     body = _graph(

@@ -126,6 +126,7 @@ def test_reflections_go_back_and_forth(pads: list[int], axis: int) -> None:
     assert_same(built(model, {"x": x}), ReferenceEvaluator(model).run(None, {"x": x}))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("mode", ["reflect", "wrap", "edge"])
 def test_pads_of_an_extent_of_run_time(mode: str) -> None:
     """However few columns there are; of none nothing can be copied, and the run says so."""
@@ -193,6 +194,7 @@ def test_even_splits(extent: int, parts: int) -> None:
     check_rewriting(model_of(node, {"x": x}), {"x": x})
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("shape", [[3, 3, 1, 3], [1], [2, 1, 1], [5, 2, 3, 4], [1, 1, 1, 1]])
 def test_expand_broadcasts_both_ways_at_run_time(shape: list[int]) -> None:
     x, wanted = floats(1, 3, 1) if shape[-1] == 3 else floats(2, 1, 4), np.asarray(shape, "int64")

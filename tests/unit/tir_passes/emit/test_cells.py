@@ -79,6 +79,7 @@ def test_recurrent_cells(case: CellCase, device: str) -> None:
     assert sorted(how.param_index for how in choice.packs) == list(case.weights)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("seed", [2, 8, 24])
 def test_random_cells(seed: int) -> None:
     assert "a cell of" in check(random_cell(seed), NARROW if seed % 4 else WIDE).reason

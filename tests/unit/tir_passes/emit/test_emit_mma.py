@@ -131,6 +131,7 @@ def test_a_cast_is_fused_into_the_copy(device: str) -> None:
     check(cast_matmul(48, 64, 40), device)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("device", [AMPERE, VOLTA])
 def test_every_program_computes_the_same(device: str) -> None:
     operator = matmul(200, 264, 96)

@@ -87,6 +87,7 @@ def test_short_rows_take_turns(rows, length, log, rng):
     assert np.abs(run(kernel, choice, [x], x.shape, "float32") - expected).max() < (2e-5 if log else 1e-6)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_softmax_of_masked_rows(dtype, rng):
     x = rng.standard_normal((4, 50)).astype(dtype)

@@ -223,7 +223,7 @@ def _check_random(case: Products, data: st.DataObject) -> None:
 
 
 @given(case=CASES, data=st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_random_chains(case: Products, data: st.DataObject) -> None:
     _check_random(case, data)
 

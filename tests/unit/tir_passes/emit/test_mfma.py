@@ -110,6 +110,7 @@ def test_the_guides_layout_is_stock_tvms() -> None:
                 assert tuple(map(int, where(*_cdna(16, 4, name, lane, element)))) == (lane, element)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("operator", "device"),
     [
@@ -191,6 +192,7 @@ def unlinked() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unlinked")
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("device", "dtype", "instruction"),
     [

@@ -43,6 +43,7 @@ def test_matrices_of_any_sides_are_turned(shape, dtype, rng):
     np.testing.assert_array_equal(run(kernel, choice, [x], shape[::-1], dtype), x.T)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("axes", [(0, 2, 3, 1), (0, 3, 1, 2), (0, 1, 3, 2), (2, 0, 1, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
 def test_any_order_of_axes(axes, rng):
     x = rng.standard_normal((3, 21, 6, 18)).astype("f4")

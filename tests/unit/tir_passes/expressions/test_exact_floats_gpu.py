@@ -99,17 +99,18 @@ def test_reductions_pass_nan_on_as_cuda(shape: tuple[int, ...], axis: int, stock
         check_reduction(kernel, x, reference(x, axis=axis))
 
 
-def test_nvcc_takes_the_text_of_every_expression() -> None:
+@pytest.mark.sampled(every=3)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_nvcc_takes_the_text_of_every_expression(dtype: str) -> None:
     try:
         find_nvcc()
     except UnsupportedEnvironmentError as error:
         pytest.skip(str(error))
     target = tvm.target.Target({"kind": "cuda", "arch": "sm_80"}, host="llvm")
-    for dtype in ("float16", "bfloat16", "float32"):
-        with target:
-            library = tvm.compile(module_of(kernels(dtype)), target=target)
-        (source,) = (str(imported.inspect_source("cuda")) for imported in library.mod.imports)
-        assert compile_cuda(source, ("sm_80",)).image
+    with target:
+        library = tvm.compile(module_of(kernels(dtype)), target=target)
+    (source,) = (str(imported.inspect_source("cuda")) for imported in library.mod.imports)
+    assert compile_cuda(source, ("sm_80",)).image
 
 
 # --- operators of models ----------------------------------------------------------------------------------------------

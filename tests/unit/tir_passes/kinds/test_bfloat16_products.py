@@ -71,6 +71,7 @@ def test_products_of_random_shapes_have_float32_sums(row: str, seed: int) -> Non
 
 
 @pytest.mark.usefixtures("_models")
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("k", range(1, 6))
 def test_results_of_bfloat16_are_rounded_once(k: int) -> None:
     rng = np.random.default_rng(k)

@@ -74,6 +74,7 @@ def test_each_update_has_an_index(reduction: str, shape: tuple[int, ...], axis: 
     assert ("blocks" in how) == (shape[0] == 200)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("dtype", ["bool", "int64", "float16", "bfloat16", "float64"])
 def test_types(dtype: str) -> None:
     rng = np.random.default_rng(3)

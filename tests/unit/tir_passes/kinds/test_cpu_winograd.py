@@ -121,6 +121,7 @@ def test_values_in_registers_of_eight_lanes(always, rng):
     assert error(run(kernel, choice, [data, weights, bias], wanted.shape, "float32"), wanted) < 5e-6
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("shape", [(2, 64, 96, 5, 7), (1, 128, 64, 6, 6)], ids=str)
 def test_values_of_groups(shape, always, rng):
     """Each group reads its own channels; 48 filters of a group are three panels."""

@@ -69,6 +69,7 @@ def test_products_of_random_shapes_are_exact(row: str, seed: int) -> None:
     assert "reinterpret" in str(kernel.script()) or min(m, n) == 1
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("row", ROWS)
 def test_weights_of_a_run_that_lie_by_groups_are_exact(row: str) -> None:
     rng = np.random.default_rng(ROWS.index(row))

@@ -170,6 +170,7 @@ def test_schedules_of_metaschedule_compile_without_spills() -> None:
     assert use.stack_bytes <= plain.stack_bytes
 
 
+@pytest.mark.slow  # four kernels by nvcc
 @needs_nvcc
 def test_the_benchmark_writes_a_record_for_each_mode(tmp_path: Path) -> None:
     path = tmp_path / "pipelining.json"

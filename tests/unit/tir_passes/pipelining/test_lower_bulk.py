@@ -127,6 +127,7 @@ def test_older_devices_have_none(device: str) -> None:
     assert plan.buffers and not count(function, BULK_COPY)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("virtual_threads", "bulk"), [(1, True), (2, False)])
 def test_virtual_threads_would_announce_a_tile_several_times(virtual_threads: int, bulk: bool) -> None:
     schedule = Schedule(te.create_prim_func(_product(32, 16, 64)))

@@ -124,6 +124,7 @@ def test_no_pipeline_is_accused(case: Case) -> None:
     assert judge.harm(made) == frozenset()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("case", EVERYDAY, ids=str)
 def test_harmful_mutants_are_caught(case: Case) -> None:
     harmful = demand(judged(case, every=case.every))

@@ -111,7 +111,7 @@ def check_products(dtype: str, device: str, count: int) -> None:
         assert not problems, f"{name}: {problems}"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("device", DEVICES)
 def test_tiles_of_rollers_products(device: str) -> None:
     check_products("float32", device, TILES)
@@ -124,7 +124,7 @@ def test_every_tile_of_rollers_products(device: str, dtype: str) -> None:
     check_products(dtype, device, ALL_TILES)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_products_and_convolutions(device: str) -> None:
     for seed in range(EVERYDAY):

@@ -15,7 +15,7 @@ from tests.support.simt.mutate import KINDS, mutants
 from tests.unit.verify.simt.judge import SYNCHRONISATION, check, harm_of, interpreted, judge, lowered
 from tvm_ext._tvm import structural_equal
 
-EVERY = 23  # of mutants that are not about synchronisation, the everyday run tries each 23rd
+EVERY = 23  # of every second kernel's mutants that are not about synchronisation, the everyday run tries each 23rd
 
 
 @cache
@@ -40,11 +40,11 @@ def test_the_judge_does_not_accuse_good_kernels(name: str) -> None:
 
 
 def test_harmful_mutants_are_caught() -> None:
-    judged = [one for kernel in all_kernels().values() for one in judge(kernel, every=EVERY)]
+    judged = [one for kernel in list(all_kernels().values())[::2] for one in judge(kernel, every=EVERY)]
     check(judged)
     harmful = Counter(one.mutant.kind for one in judged if one.harm)
     assert set(harmful) > set(SYNCHRONISATION)
-    assert harmful.total() >= 100
+    assert harmful.total() >= 50
     accused = [str(one) for one in judged if not one.harm and (one.findings or one.wrong_values)]
     assert not accused, "mutants that do no harm and are accused:\n" + "\n".join(accused)
 

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], list[Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", CASES)
 def test_what_stock_tvm_writes_is_interpreted(name: str) -> None:
     operator, arrays, wanted = CASES[name]
