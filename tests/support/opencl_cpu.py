@@ -292,18 +292,22 @@ class OpenClDevice:
             raise CompileError(problem, "look at the program's `source`") from error
 
     def buffer(self, array: Array) -> Any:
-        """A device buffer that holds a copy of ``array``, between guards that `call` looks at."""
+        """A device buffer that holds a copy of ``array``, between guards that `call` looks at.
+
+        OpenCL has no empty buffers: that of an empty array is the first byte of the guard behind.
+        """
         content = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
         guard = np.full(GUARD_BYTES, GUARD_BYTE, np.uint8)
         flags = self._cl.mem_flags.READ_WRITE | self._cl.mem_flags.COPY_HOST_PTR
         whole = self._cl.Buffer(self.context, flags, hostbuf=np.concatenate([guard, content, guard]))
-        inner = whole.get_sub_region(GUARD_BYTES, content.size)
+        inner = whole.get_sub_region(GUARD_BYTES, max(1, content.size))
         self._guarded[inner.int_ptr] = whole
         return inner
 
     def read(self, buffer: Any, shape: Sequence[int], dtype: str) -> Array:
         result = np.empty(tuple(shape), dtype)
-        self._cl.enqueue_copy(self.queue, result, buffer)
+        if result.size:
+            self._cl.enqueue_copy(self.queue, result, buffer)
         return result
 
     def call(self, name: str, buffers: Sequence[Any]) -> None:

@@ -84,9 +84,14 @@ def test_a_wheel_has_no_sources_to_compare_with(library: str, sources: Path, mon
     assert _native.outdated(library) is None
 
 
-def test_whoever_loads_an_outdated_library_is_warned_and_the_doctor_says_it(library: str, sources: Path) -> None:
+def test_whoever_loads_an_outdated_library_is_warned_and_the_doctor_says_it(
+    library: str, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sources.write_text("int f() { return 2; }\n")
-    with pytest.warns(RuntimeWarning, match=r"part\.cc.*pip install"):
-        _autoload._warn_of_outdated(library)
+    monkeypatch.setattr(_native, "load", lambda _name: True)
+    with monkeypatch.context() as patch:
+        patch.setattr(_native, "is_loaded", lambda _name: False)
+        with pytest.warns(RuntimeWarning, match=r"part\.cc.*pip install"):
+            _autoload._load(library, "part is")
     (found,) = [check for check in doctor._native_part() if library in check.detail and check.state == "note"]
     assert "pip install" in found.remedy
