@@ -74,6 +74,18 @@ def test_any_tile_of_a_program_is_right(data):
     assert result.ok, str(result)
 
 
+def test_a_last_step_behind_its_loop_has_tiles_of_its_own():
+    """In dynamic shared memory, too: tiles that the loop's steps shared with it could not be loaded ahead."""
+    operator = matmul(256, 256, 160)
+    anchor = anchor_of(operator.func)
+    program = with_tiles(best_program(anchor, A100), {"i": 8, "j": 8}, {"i": 128, "j": 128, "k": 64})
+    kernel = emit(anchor, program, A100)
+    assert kernel.shared_bytes > 48 * 1024
+    func = function(anchor, kernel)
+    assert func.script().count("_shared_rest = ") == 2
+    assert verified(operator, A100, func).ok
+
+
 def test_any_window_is_right():
     for stride, dilation, pad in [(1, 1, 0), (2, 1, 1), (3, 1, 2), (1, 3, 3), (2, 2, 1)]:
         result = verified(conv2d(1, 3, (9, 11), 4, (3, 3), stride, pad, dilation))

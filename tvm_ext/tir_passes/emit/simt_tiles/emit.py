@@ -32,7 +32,7 @@ from tvm_ext.analysis.computations import (
 )
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.occupancy import static_shared_bytes
+from tvm_ext.devices.occupancy import shared_limit_bytes, static_shared_bytes
 from tvm_ext.ir.build_ir import (
     SERIAL,
     VECTORIZED,
@@ -108,7 +108,8 @@ def emit_planned(
     tiling, operands, scope, shared_bytes = in_shared_memory(tiling, operands, prologue, device)
     partial = partial_sums(tiling, scope)
     rest_bytes = rest_in_loop_bytes(tiling, operands)
-    rest_apart = shared_bytes + rest_bytes <= static_shared_bytes(device)
+    room = static_shared_bytes(device) if scope == "shared" else shared_limit_bytes(device)
+    rest_apart = not rest_bytes or shared_bytes + rest_bytes <= room
     block_count = prod(tiling.grid)
 
     def body(block: Expr, thread: Expr) -> Stmt:
