@@ -8,7 +8,6 @@ from math import prod
 from typing import Any
 
 from tvm_ext._tvm import (
-    AllocBuffer,
     Analyzer,
     Buffer,
     Call,
@@ -26,7 +25,6 @@ from tvm_ext._tvm import (
     Target,
     Var,
     finalize_device_passes,
-    nodes_in,
     pass_instrument,
     s_tir,
     split_host_device_mods,
@@ -36,8 +34,7 @@ from tvm_ext._tvm import (
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, has
 from tvm_ext.devices.device_db import TargetLike, device_for_target
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.occupancy import shared_limit_bytes, static_shared_bytes
-from tvm_ext.errors import IllegalRewrite, InputError
+from tvm_ext.errors import InputError
 from tvm_ext.records.merged import MERGED
 
 from .computation_exprs import itemsize_bytes
@@ -119,28 +116,6 @@ def lower(
         _, devices = split_host_device_mods(pipeline(bound))
         kernels = [kernel for part in devices.values() for kernel in finalize_device_passes()(part).functions.items()]
     return _launches(capture.module, {str(gv.name_hint): kernel for gv, kernel in kernels})
-
-
-def refuse_too_much_memory(func: PrimFunc, device: DeviceSpec) -> None:
-    """Raise IllegalRewrite where a kernel of ``func``, thread-bound, has more shared memory than a block may have.
-
-    LLVM's AMD back end ends the process there. Stock StorageRewrite lets buffers share a place: what would be too much
-    for a place each is lowered.
-    """
-    if _fits(func.body, device):
-        return
-    for kernel in lower(func, Target.current(allow_none=True) or device):
-        if not _fits(kernel.function.body, device):
-            raise IllegalRewrite(f"{kernel.name}: its tiles in shared memory exceed a block's share of {device.name}")
-
-
-def _fits(body: Stmt, device: DeviceSpec) -> bool:
-    sizes = {"shared": 0, "shared.dyn": 0}
-    for node in nodes_in(body, AllocBuffer):
-        if (scope := str(node.buffer.ty.storage_scope)) in sizes:
-            count = prod(constant_int(extent, node.buffer.name) for extent in node.buffer.ty.shape)
-            sizes[scope] += int(count * itemsize_bytes(str(node.buffer.ty.dtype)))
-    return sizes["shared"] <= static_shared_bytes(device) and sum(sizes.values()) <= shared_limit_bytes(device)
 
 
 def _target(target: TargetLike | DeviceSpec) -> tuple[Target, DeviceSpec | None]:

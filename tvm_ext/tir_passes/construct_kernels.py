@@ -12,7 +12,6 @@ from dataclasses import replace
 from itertools import islice
 
 from tvm_ext._tvm import ALREADY_SCHEDULED, IRModule, PassContext, PrimFunc, Target, copy_module, module_pass
-from tvm_ext.analysis.launches import refuse_too_much_memory
 from tvm_ext.cost.gpu_rtasks import shortest_s
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -41,7 +40,7 @@ from .expressions.on_cpu import call_notes, on_cpu
 from .expressions.turn_divisions import with_turned_divisions
 from .kinds.registry import ATTEMPTS, Division, constructions, divisions, kinds_digest, own_choices, tunable_parts
 from .pipelining.plan import Wishes
-from .pipelining.route import wishes_of, with_pipelines, without_stages
+from .pipelining.route import refuse_too_much_memory, wishes_of, with_pipelines, without_stages
 from .plan.alternatives import Pick, best_programs, frugal_picker, with_alternatives
 from .plan.chosen_tiles import NO_CHOICES, FailedTiles, TileChoices
 from .plan.context import UnscheduledOperator

@@ -16,7 +16,6 @@ from tests.support import opencl_cpu
 from tests.unit.kernels import from_te, legalised, relative_error
 from tvm_ext._tvm import structural_equal, te, tirx
 from tvm_ext.analysis.computations import read_operator
-from tvm_ext.analysis.launches import refuse_too_much_memory
 from tvm_ext.analysis.predicates import is_thread_bound
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
@@ -27,6 +26,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes import construct_kernels as gpu
+from tvm_ext.tir_passes.pipelining.route import refuse_too_much_memory
 from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from tvm_ext.tir_passes.plan.plan_kernels import RowGroup, TileGroup
 from tvm_ext.verify.threads_as_loops import run_threads_as_loops

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tvm_ext._tvm import AllocBuffer, Node, PrimFunc, SBlock, Stmt, nodes_in, structural_map, tirx
-from tvm_ext.analysis.computation_exprs import count_operations
+from tvm_ext._tvm import AllocBuffer, Node, PrimFunc, SBlock, Stmt, Target, nodes_in, structural_map, tirx
+from tvm_ext.analysis.computation_exprs import count_operations, tensor_bytes
+from tvm_ext.analysis.launches import lower
 from tvm_ext.cost.mma_model import SPARE_REGISTERS
 from tvm_ext.devices.gpu import REGISTER_BYTES
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
+from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit, shared_limit_bytes, static_shared_bytes
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.ir.simt_ir import MIN_BLOCKS_PER_UNIT
 from tvm_ext.options import BuildOptions
@@ -39,7 +40,7 @@ from .injection import (
     with_primitives,
     without_stock_pipelines,
 )
-from .loops import allocations_of, buffer_bytes, bytes_per_element, is_shared, size_of
+from .loops import allocations_of, buffer_bytes, bytes_per_element, is_shared, scope_of, size_of
 from .plan import Wishes, decide
 
 PIPELINED = "tvm_ext.pipelined"
@@ -219,6 +220,25 @@ def _contains(launch: Stmt, statement: Stmt) -> bool:
 
 def _shared_bytes(launch: Stmt) -> int:
     return sum(buffer_bytes(s.buffer) for s in allocations_of(launch) if is_shared(s.buffer))
+
+
+def refuse_too_much_memory(func: PrimFunc, device: DeviceSpec) -> None:
+    """Raise IllegalRewrite where a kernel of ``func``, thread-bound, has more shared memory than a block may have.
+
+    LLVM's AMD back end ends the process there. Stock StorageRewrite lets buffers share a place: what would be too much
+    for a place each is lowered.
+    """
+    if _fits(func.body, device):
+        return
+    for kernel in lower(func, Target.current(allow_none=True) or device):
+        if not _fits(kernel.function.body, device):
+            raise IllegalRewrite(f"{kernel.name}: its tiles in shared memory exceed a block's share of {device.name}")
+
+
+def _fits(body: Stmt, device: DeviceSpec) -> bool:
+    buffers = [allocation.buffer for allocation in allocations_of(body) if is_shared(allocation.buffer)]
+    static = sum(tensor_bytes(buffer) for buffer in buffers if scope_of(buffer) == "shared")
+    return static <= static_shared_bytes(device) and sum(map(tensor_bytes, buffers)) <= shared_limit_bytes(device)
 
 
 def _registers(launch: Stmt, pipeline: PipelinePlan, threads: int) -> int:
