@@ -260,12 +260,7 @@ class AttentionFamily(TemplateFamily[AttentionConfig]):
         if has(self.device, BULK_COPIES_SINCE):
             for queries, keys, most in emit_attention.HOPPER_TILES:
                 yield AttentionConfig(
-                    architecture=90,
-                    queries=queries,
-                    keys=keys,
-                    most_features=most,
-                    wide=True,
-                    biased=layout.bias is not None,
+                    architecture=90, queries=queries, keys=keys, most_features=most, wide=True, biased=biased
                 )
 
     def reasons(self, config: AttentionConfig) -> Iterator[str | None]:

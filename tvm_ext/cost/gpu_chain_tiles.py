@@ -127,7 +127,7 @@ def staging_bytes(tile: ChainTile, device: DeviceSpec) -> int:
 
 def _mma_tiles(chain: ProductChain, device: DeviceSpec) -> Iterator[ChainTile]:
     """Wmma's accumulators are opaque, and mfma's are in other lanes than its factors: values stay in shared memory."""
-    step = reduction_step("float16", device)
+    step, lanes = reduction_step("float16", device), device.teu_lanes
     columns = [padded(product.columns, step) for product in chain.products]
     wmma, registers = uses_wmma(device), uses_mma_sync(device)
     residences: tuple[Residence, ...] = ("registers", "shared memory") if registers else ("shared memory",)
@@ -139,7 +139,6 @@ def _mma_tiles(chain: ProductChain, device: DeviceSpec) -> Iterator[ChainTile]:
                     continue
                 for depth in _depths(chain, step):
                     for whole in (True, False):
-                        lanes = device.teu_lanes
                         tile = _mma_tile(chain, columns, rows, warps, across, depth, residence, lanes, whole=whole)
                         yield _by_wmma(tile, chain) if wmma else tile
 

@@ -10,6 +10,9 @@ import tvm
 from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.support.limited_process import run_to_end
 
+_WITH_LIBRARY: set[str] = set()
+"""Paths of compilers that link kernels only with the C++ library; each is asked once a process."""
+
 
 def compiler() -> str:
     """The C++ compiler's path; raises UnsupportedEnvironmentError where there is none."""
@@ -22,12 +25,17 @@ def compiler() -> str:
 def link_kernels(output: str, objects: Sequence[str]) -> None:
     """`create_shared` without the C++ library, which kernels do not need: 12 ms of processor time instead of 35.
 
-    As usual where that fails: a compiler may have a library of another name in libgcc's place.
+    As usual where that has failed: a compiler may have a library of another name in libgcc's place.
     """
+    path = str(tvm.support.cc.get_cc())
+    if path in _WITH_LIBRARY:
+        create_shared(output, objects)
+        return
     try:
         create_shared(output, [*objects, "-lm", "-lgcc"], ["-nostdlib"])
     except RuntimeError:
         create_shared(output, objects)
+        _WITH_LIBRARY.add(path)
 
 
 def create_shared(output: str, objects: Sequence[str], options: Sequence[str] = ()) -> None:

@@ -36,7 +36,7 @@ from tvm_ext.records.merged import MERGED, MergedKernel
 from tvm_ext.records.serialise import from_json
 
 from . import simt
-from .cpu_reference import cpu_reference
+from .cpu_reference import CpuReference, cpu_reference
 from .verification import OutputError, errors_of, random_inputs_of
 
 WHOLE_THREADS = 32_768
@@ -98,11 +98,12 @@ def check_kernel(
     findings: list[str] = []
     errors: list[Any] = []
     why = "" if operator is not None else "there is no operator to compare with"
+    reference = None if operator is None else cpu_reference(operator)
+    masks = {} if reference is None else reference.masks()
+    divisors = _divides_by_inputs(function if operator is None else operator)
     for launches, blocks in parts:
         arrays = random_inputs_of(launches, workspaces=len(launches) < len(kernels))
-        masks = {} if operator is None else cpu_reference(operator).masks()
         arrays |= {name: mask for name, mask in masks.items() if name in arrays}
-        divisors = _divides_by_inputs(function if operator is None else operator)
         if divisors:  # by 0, which the graph has checked too, ends the process of the reference
             arrays = {name: np.ones_like(a) if a.dtype.kind in "iu" else a for name, a in arrays.items()}
         result = simt.run(launches, arrays, device=device, blocks=blocks)
@@ -112,8 +113,8 @@ def check_kernel(
         findings += [str(finding) for finding in result.findings]
         if len(launches) < len(kernels):
             why = why or "its launches were run one by one, on random workspaces"
-        elif operator is not None:
-            errors += _errors(operator, launches, blocks, arrays, result, device)
+        elif reference is not None:
+            errors += _errors(reference, launches, blocks, arrays, result, device)
     worst = max(errors, key=lambda error: error.error / (error.tolerance or 1e-30), default=None)
     return KernelCheck(
         name=name,
@@ -145,15 +146,19 @@ def _divides_by_inputs(function: PrimFunc) -> bool:
 
 
 def _errors(
-    operator: PrimFunc, launches: Any, blocks: Any, arrays: Mapping[str, Any], result: simt.SimtRun, device: DeviceSpec
+    reference: CpuReference,
+    launches: Any,
+    blocks: Any,
+    arrays: Mapping[str, Any],
+    result: simt.SimtRun,
+    device: DeviceSpec,
 ) -> list[OutputError]:
-    """How far ``result`` is from what ``operator`` makes of ``arrays``.
+    """How far ``result`` is from what ``reference`` makes of ``arrays``.
 
     The largest value, which errors are measured by, says nothing of sums that are cut behind them. Worked example:
     sums of 7392 products come to 300 and err by 2.4e-4, and a clip with random bounds leaves 1.2 of them. What is off
     by little is run once more on inputs an eighth as large, where rounding is a 64th and the bounds are what they were.
     """
-    reference = cpu_reference(operator)
     found = errors_of(reference(arrays), result, reference=reference)
     if all(item.ok for item in found) or not all(item.error <= ROUNDING * item.tolerance for item in found):
         return found

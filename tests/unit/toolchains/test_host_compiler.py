@@ -32,7 +32,10 @@ def test_kernels_are_linked_without_the_cpp_library(
         create_shared(output, objects, options)
 
     monkeypatch.setattr(host_compiler, "create_shared", compile_it)
+    monkeypatch.setattr(host_compiler, "_WITH_LIBRARY", set())
     host_compiler.link_kernels(str(tmp_path / "f.so"), [str(tmp_path / "f.o")])
     assert asked == [True, False][: 1 + refuses]
+    host_compiler.link_kernels(str(tmp_path / "f.so"), [str(tmp_path / "f.o")])
+    assert asked == ([True, False, False] if refuses else [True, True])
     assert (b"libstdc++" in (tmp_path / "f.so").read_bytes()) <= refuses
     assert load_library(tmp_path / "f.so").implements_function("f")

@@ -11,7 +11,7 @@ from tests.unit.tir_passes.emit.simt_operators import V100, anchor_of, conv2d, d
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.tir_passes.emit.simt_tiles.banks import read_pattern, turns, write_patterns
 from tvm_ext.tir_passes.emit.simt_tiles.box import CopyShape
-from tvm_ext.tir_passes.emit.simt_tiles.operands import plan_operands
+from tvm_ext.tir_passes.emit.simt_tiles.operands import Operand, plan_operands
 from tvm_ext.tir_passes.emit.simt_tiles.tiling import SimtTiling, deepened, digits, reduction_split, tile_threads
 from tvm_ext.tir_passes.roller.construct import construct
 from tvm_ext.tir_passes.roller.rtile import bank_padding
@@ -53,12 +53,17 @@ def _tiling(program: RProgram, operator: object) -> SimtTiling:
     return deepened(tiling, anchor.expr, V100)
 
 
+def _planned(func: object, upper: dict[str, int], lower: dict[str, int]) -> tuple[SimtTiling, tuple[Operand, ...]]:
+    """The operands of ``func`` on vector units in tiles of these sizes (`with_tiles`)."""
+    anchor = anchor_of(func)
+    program = construct(anchor.expr, V100, k=1, tensor_core=False).programs[0]
+    return plan_operands(_tiling(with_tiles(program, upper, lower), func), anchor.prologue, V100)
+
+
 def test_lanes_down_a_column_get_the_papers_padding():
     """32 lanes that each read one element of 32 rows of 64 floats: Figure 5(b) adds L*ceil(n/L) = 1 element."""
     func = matmul(32768, 64, 64, transpose_b=True).func
-    anchor = anchor_of(func)
-    program = with_tiles(construct(anchor.expr, V100, k=1).programs[0], {"i": 1, "j": 1}, {"i": 4, "j": 32, "k": 32})
-    tiling, operands = plan_operands(_tiling(program, func), (), V100)
+    tiling, operands = _planned(func, {"i": 1, "j": 1}, {"i": 4, "j": 32, "k": 32})
     stored = operands[1].box
     assert stored is not None
     assert stored.order == (1, 0)  # j, along which the lanes read, comes last
@@ -69,9 +74,7 @@ def test_lanes_down_a_column_get_the_papers_padding():
 def test_a_transposed_copy_is_padded_by_a_vector_and_copied_in_patches():
     """A[i, k] stored as [k][i + 4]: rows start on 16 bytes, and lanes write to 32 different banks."""
     func = matmul(32768, 512, 64).func
-    anchor = anchor_of(func)
-    program = with_tiles(construct(anchor.expr, V100, k=1).programs[0], {"i": 8, "j": 8}, {"i": 128, "j": 64, "k": 16})
-    _, operands = plan_operands(_tiling(program, func), (), V100)
+    _, operands = _planned(func, {"i": 8, "j": 8}, {"i": 128, "j": 64, "k": 16})
     box, shape = operands[0].box, operands[0].shape
     assert box is not None
     assert shape is not None
@@ -82,11 +85,8 @@ def test_a_transposed_copy_is_padded_by_a_vector_and_copied_in_patches():
 def test_what_is_read_in_vectors_across_its_rows_is_copied_in_patches_of_elements():
     """W[f, c, r, s] in steps of 8 c and 3 s, stored with 4 filters side by side: 8 of a step by 4 filters a warp."""
     func = conv2d(128, 512, (16, 16), 512, (3, 3), 2).func
-    anchor = anchor_of(func)
-    program = construct(anchor.expr, V100, k=1).programs[0]
     sizes = {"nn": 32, "ff": 64, "yy": 1, "xx": 7, "rc": 8, "ry": 1, "rx": 3}
-    tiling = _tiling(with_tiles(program, {"nn": 8, "ff": 8, "yy": 1, "xx": 1}, sizes), func)
-    tiling, operands = plan_operands(tiling, anchor.prologue, V100)
+    tiling, operands = _planned(func, {"nn": 8, "ff": 8, "yy": 1, "xx": 1}, sizes)
     box, shape = operands[1].box, operands[1].shape
     assert box is not None
     assert shape is not None
@@ -98,11 +98,8 @@ def test_what_is_read_in_vectors_across_its_rows_is_copied_in_patches_of_element
 def test_padding_grows_a_tile_by_half_at_most():
     """Lanes 11 to a row of 15 would want rows 43 elements apart, three times the memory."""
     operator = depthwise(128, 672, (11, 11), 5, 1, 2)
-    anchor = anchor_of(operator.func)
-    program = construct(anchor.expr, V100, k=1, tensor_core=False).programs[0]
     sizes = {"b": 64, "c": 1, "i": 4, "j": 11, "di": 5, "dj": 5}
-    tiling = _tiling(with_tiles(program, {"b": 8, "c": 1, "i": 1, "j": 1}, sizes), operator.func)
-    _, operands = plan_operands(tiling, anchor.prologue, V100)
+    tiling, operands = _planned(operator.func, {"b": 8, "c": 1, "i": 1, "j": 1}, sizes)
     box = operands[0].box
     assert box is not None
     plain = int(np.prod(box.box.shape(tiling.tile)))
@@ -112,11 +109,8 @@ def test_padding_grows_a_tile_by_half_at_most():
 
 def test_a_strided_window_is_stored_by_phase():
     func = conv2d(256, 8, (33, 33), 32, (3, 3), 2).func
-    anchor = anchor_of(func)
-    program = construct(anchor.expr, V100, k=1).programs[0]
     sizes = {"nn": 1, "ff": 16, "yy": 4, "xx": 16, "rc": 8, "ry": 3, "rx": 3}
-    tiling = _tiling(with_tiles(program, {"nn": 1, "ff": 2, "yy": 1, "xx": 1}, sizes), func)
-    _, operands = plan_operands(tiling, anchor.prologue, V100)
+    _, operands = _planned(func, {"nn": 1, "ff": 2, "yy": 1, "xx": 1}, sizes)
     box, shape = operands[0].box, operands[0].shape
     assert box is not None
     assert shape is not None
@@ -129,11 +123,8 @@ def test_a_strided_window_is_stored_by_phase():
 def test_long_rows_of_a_strided_window_are_copied_as_they_lie_in_memory():
     """Sorted by phase, 32 lanes would ask for the eight sectors of 64 columns, and 32 others for the same once more."""
     func = conv2d(128, 3, (230, 230), 64, (7, 7), 2).func
-    anchor = anchor_of(func)
-    program = construct(anchor.expr, V100, k=1).programs[0]
     sizes = {"nn": 1, "ff": 16, "yy": 2, "xx": 56, "rc": 3, "ry": 7, "rx": 7}
-    tiling = _tiling(with_tiles(program, {"nn": 1, "ff": 4, "yy": 1, "xx": 7}, sizes), func)
-    tiling, operands = plan_operands(tiling, anchor.prologue, V100)
+    tiling, operands = _planned(func, {"nn": 1, "ff": 4, "yy": 1, "xx": 7}, sizes)
     box, shape = operands[0].box, operands[0].shape
     assert box is not None and shape is not None
     assert box.phases == (1, 1, 1, 2)
