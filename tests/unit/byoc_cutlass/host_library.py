@@ -11,6 +11,31 @@ import numpy as np
 from tvm_ext.byoc_cutlass._cutlass import include_folders
 from tvm_ext.toolchains.cuda_toolchain import find_nvcc
 
+BY_THREADS = """
+// Calls ``change`` with the sums of every thread that multiplies by ``Tiled``, and with their places, for the tile of
+// ``Shape`` at ``block`` and ``step``, row by row in ``tile``.
+template <class Tiled, class Shape, class Change>
+void by_threads(int block, int step, float* tile, Change const& change) {
+  constexpr int width = cute::size<1>(Shape{}), height = cute::size<0>(Shape{});
+  for (int thread = 128; thread < 384; ++thread) {  // the first 128 copy
+    int const group = thread / 128 - 1;
+    auto const extents = cute::take<0, 2>(Shape{});
+    auto places = Tiled{}.get_thread_slice(thread).partition_C(cute::make_identity_tensor(extents));
+    auto sums = cute::partition_fragment_C(Tiled{}, extents);
+    auto at = [&](int i) -> float& {
+      return tile[(group * height + cute::get<0>(places(i))) * width + cute::get<1>(places(i))];
+    };
+    for (int i = 0; i < int(cute::size(sums)); ++i) sums(i) = at(i);
+    auto moved = cute::make_tensor(
+        places.data() + cute::E<0>{} * ((2 * block + group) * height) + cute::E<1>{} * (step * width),
+        places.layout());
+    change(sums, moved);
+    for (int i = 0; i < int(cute::size(sums)); ++i) at(i) = sums(i);
+  }
+}
+"""
+"""How the warp groups of example 88 hold a tile of sums; for text behind a template's."""
+
 
 def host_library(text: str, folder: Path, architecture: str = "sm_80") -> ctypes.CDLL:
     """``text``, compiled and loaded."""

@@ -19,7 +19,7 @@ from tvm import relax
 
 from tests.support.inline_composites import InlineComposites
 from tests.unit.byoc_cutlass.graphs import decided, number, op, partition
-from tests.unit.byoc_cutlass.host_library import address, host_library
+from tests.unit.byoc_cutlass.host_library import BY_THREADS, address, host_library
 from tests.unit.compilers import needs_nvcc
 from tvm_ext.byoc_cutlass.attention import AttentionConfig, AttentionFamily, attention_region, layout_of
 from tvm_ext.byoc_cutlass.emit_attention import HOPPER_TILES, emit_attention
@@ -234,24 +234,10 @@ def test_what_example_88_cannot_read_is_left_to_example_41(changed: dict[str, An
 TOLD_OF_THE_MASK = """
 extern "C" void masked(AttentionCall const* call, int batch, int head, int block, int step, float* tile) {{
   using namespace {space};
-  using Tiled = MainLoop::TiledMmaQK;
   auto const given = make_arguments(*call).mask;
-  auto const extents = cute::take<0, 2>(MainLoop::TileShapeQK{{}});
-  constexpr int height = cute::size<0>(MainLoop::TileShapeQK{{}}), width = cute::size<1>(MainLoop::TileShapeQK{{}});
-  for (int thread = 128; thread < 384; ++thread) {{  // the first 128 copy
-    int const group = thread / 128 - 1;
-    auto places = Tiled{{}}.get_thread_slice(thread).partition_C(cute::make_identity_tensor(extents));
-    auto scores = cute::partition_fragment_C(Tiled{{}}, extents);
-    auto at = [&](int i) -> float& {{
-      return tile[(group * height + cute::get<0>(places(i))) * width + cute::get<1>(places(i))];
-    }};
-    for (int i = 0; i < int(cute::size(scores)); ++i) scores(i) = at(i);
-    auto moved = cute::make_tensor(
-        places.data() + cute::E<0>{{}} * ((2 * block + group) * height) + cute::E<1>{{}} * (step * width),
-        places.layout());
-    tvm_ext::Masked::change(given, batch, head, scores, moved);
-    for (int i = 0; i < int(cute::size(scores)); ++i) at(i) = scores(i);
-  }}
+  by_threads<MainLoop::TiledMmaQK, MainLoop::TileShapeQK>(block, step, tile, [&](auto& scores, auto const& places) {{
+    tvm_ext::Masked::change(given, batch, head, scores, places);
+  }});
 }}
 """
 DESCRIBED = """
@@ -334,7 +320,7 @@ def test_example_88_adds_the_mask_where_it_belongs(tmp_path: Path) -> None:
         config = next(config for config in family.legal() if config.is_collective)
         if library is None:  # one text for both
             space = f"{family.symbol(config)}_template"
-            library = host_library(family.source(config) + TOLD_OF_THE_MASK.format(space=space), tmp_path)
+            library = host_library(family.source(config) + BY_THREADS + TOLD_OF_THE_MASK.format(space=space), tmp_path)
         operands = (ctypes.c_void_p * 1)(address(mask))
         factors = (16 << 20, 32 << 20, 48 << 20, ctypes.addressof(operands), 64 << 20)
         call = AttentionCall(*family.numbers(config), *factors)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.random_templates.convolutions import convolution_of
 from tests.support.random_templates.products import device_of, epilogue_of
-from tests.unit.byoc_cutlass.host_library import address, host_library
+from tests.unit.byoc_cutlass.host_library import BY_THREADS, address, host_library
 from tests.unit.compilers import needs_nvcc
 from tvm_ext.byoc_cutlass.back_to_back import StreamedPairConfig
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
@@ -162,32 +162,16 @@ extern "C" void described(PairCall const* call, int64_t* out) {{
   *out++ = Majors<MainLoop::TiledMmaPV>::b_transposed;
 }}
 
-template <class Function, class Tiled, class Shape>
-void changed(typename Function::Given const& given, int block, int step, float* tile) {{
-  constexpr int width = cute::size<1>(Shape{{}}), height = cute::size<0>(Shape{{}});
-  for (int thread = 128; thread < 384; ++thread) {{  // the first 128 copy
-    int const group = thread / 128 - 1;
-    auto const extents = cute::take<0, 2>(Shape{{}});
-    auto places = Tiled{{}}.get_thread_slice(thread).partition_C(cute::make_identity_tensor(extents));
-    auto sums = cute::partition_fragment_C(Tiled{{}}, extents);
-    auto at = [&](int i) -> float& {{
-      return tile[(group * height + cute::get<0>(places(i))) * width + cute::get<1>(places(i))];
-    }};
-    for (int i = 0; i < int(cute::size(sums)); ++i) sums(i) = at(i);
-    auto moved = cute::make_tensor(
-        places.data() + cute::E<0>{{}} * ((2 * block + group) * height) + cute::E<1>{{}} * (step * width),
-        places.layout());
-    Function::change(given, sums, moved);
-    for (int i = 0; i < int(cute::size(sums)); ++i) at(i) = sums(i);
-  }}
-}}
-
 extern "C" void changed(PairCall const* call, int second, int block, int step, float* tile) {{
   using namespace {space};
   if (second) {{
-    changed<Second, MainLoop::TiledMmaPV, MainLoop::TileShapePV>(Second::given_by(*call, call->n1), block, step, tile);
+    by_threads<MainLoop::TiledMmaPV, MainLoop::TileShapePV>(block, step, tile, [&](auto& sums, auto const& places) {{
+      Second::change(Second::given_by(*call, call->n1), sums, places);
+    }});
   }} else {{
-    changed<First, MainLoop::TiledMmaQK, MainLoop::TileShapeQK>(First::given_by(*call, call->n0), block, step, tile);
+    by_threads<MainLoop::TiledMmaQK, MainLoop::TileShapeQK>(block, step, tile, [&](auto& sums, auto const& places) {{
+      First::change(First::given_by(*call, call->n0), sums, places);
+    }});
   }}
 }}
 """
@@ -215,7 +199,7 @@ def test_a_launch_is_told_where_everything_lies(order: Order, told: tuple[int, .
     family = PairFamily(shown.problem, H100, first, then=shown.then, second=SCALED)
     config = next(config for config in streamed(family) if config.tile[2] == 128)
     symbol = family.symbol(config)
-    library = host_library(family.source(config) + DESCRIBED.format(space=f"{symbol}_template"), tmp_path)
+    library = host_library(family.source(config) + BY_THREADS + DESCRIBED.format(space=f"{symbol}_template"), tmp_path)
     rng = np.random.default_rng(7)
     row0, bias = (rng.normal(size=n).astype("float16") for n in (n0, n1))
     column, scale = (rng.normal(size=n).astype("float32") for n in (m, n1))
